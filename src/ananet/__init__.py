@@ -1,0 +1,57 @@
+"""ananet: two photos in, trustworthy matches out.
+
+>>> import ananet
+>>> sorted(ananet.list_pruners())
+['all', 'gms', 'lpm', 'magsac', 'mutual', 'ransac', 'ratio']
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ananet.correspondences import Correspondences
+    from ananet.errors import InputError, MissingExtraError
+    from ananet.pose import Pose, estimate_pose
+    from ananet.pruners import Pruned, Pruner, list_pruners, load
+
+try:
+    __version__ = version("ananet")
+except PackageNotFoundError:  # run from a source tree that was not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "Correspondences",
+    "InputError",
+    "MissingExtraError",
+    "Pose",
+    "Pruned",
+    "Pruner",
+    "estimate_pose",
+    "list_pruners",
+    "load",
+]
+
+_HOME = {
+    "Correspondences": "ananet.correspondences",
+    "InputError": "ananet.errors",
+    "MissingExtraError": "ananet.errors",
+    "Pose": "ananet.pose",
+    "estimate_pose": "ananet.pose",
+    "Pruned": "ananet.pruners",
+    "Pruner": "ananet.pruners",
+    "list_pruners": "ananet.pruners",
+    "load": "ananet.pruners",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: torch takes seconds, and `ananet --help` should not wait for it (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'ananet' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

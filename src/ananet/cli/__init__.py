@@ -1,0 +1,43 @@
+"""The command line: `ananet COMMAND`. One small file a command.
+
+Each command's module has `add_arguments(parser)` and `run(arguments) -> exit code`, and imports heavy libraries
+inside `run` alone, so that help appears at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from ananet import __version__
+from ananet.errors import InputError, MissingExtraError
+
+COMMANDS = {
+    "match": "match two photos, prune the matches, draw them",
+    "prune": "prune matches that are stored in an .npz file",
+    "demo": "prune the matches of a photo pair with known geometry, and show what it brought",
+    "list": "list the pruners",
+}
+
+# Exit codes: 0 all well, 1 no answer (photos that do not overlap), 2 wrong arguments or unreadable input.
+BAD_INPUT = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="ananet", description="Finds the right ones among putative keypoint matches of two photos."
+    )
+    parser.add_argument("--version", action="version", version=f"ananet {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        import_module(f"ananet.cli.{name}").add_arguments(command)
+    arguments = parser.parse_args(argv)
+    try:
+        return import_module(f"ananet.cli.{arguments.command}").run(arguments)
+    except (InputError, MissingExtraError, OSError) as error:
+        print(f"ananet {arguments.command}: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

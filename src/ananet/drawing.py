@@ -1,0 +1,99 @@
+"""Every picture the product makes."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from ananet.errors import InputError
+from ananet.files import atomic_path
+
+GREEN = (96, 200, 64)
+RED = (56, 56, 224)
+WHITE = (255, 255, 255)
+# Removed matches are usually many: they are drawn translucent, so that the photos stay visible.
+REMOVED_OPACITY = 0.55
+PANEL_HEIGHT = 640
+GAP = 8
+BAR = 36
+
+
+def draw_matches(
+    image0: np.ndarray,
+    image1: np.ndarray,
+    points0: np.ndarray,
+    points1: np.ndarray,
+    good: np.ndarray,
+    caption: str = "",
+) -> np.ndarray:
+    """Two photos side by side, matches between them: good ones green, on top; the others red and translucent.
+
+    Args:
+        image0, image1: [H x W x 3] uint8 BGR.
+        points0, points1: [N x 2] pixel coordinates.
+        good: [N] bool.
+        caption: one line under the photos.
+
+    Returns:
+        [H x W x 3] uint8 BGR.
+    """
+    panel0, scale0 = _panel(image0)
+    panel1, scale1 = _panel(image1)
+    offset = panel0.shape[1] + GAP
+    canvas = np.full((PANEL_HEIGHT + BAR, offset + panel1.shape[1], 3), 255, np.uint8)
+    canvas[:PANEL_HEIGHT, : panel0.shape[1]] = panel0
+    canvas[:PANEL_HEIGHT, offset:] = panel1
+    starts = (points0 + 0.5) * scale0 - 0.5
+    ends = (points1 + 0.5) * scale1 - 0.5 + (offset, 0)
+    below = canvas.copy()
+    _draw_lines(below, starts[~good], ends[~good], RED)
+    canvas = cv2.addWeighted(below, REMOVED_OPACITY, canvas, 1 - REMOVED_OPACITY, 0)
+    _draw_lines(canvas, starts[good], ends[good], GREEN)
+    if caption:
+        # OpenCV's fonts are ASCII only.
+        text = caption.encode("ascii", "replace").decode()
+        cv2.putText(
+            canvas,
+            text,
+            (8, canvas.shape[0] - 11),
+            cv2.FONT_HERSHEY_SIMPLEX,
+            0.6,
+            (32, 32, 32),
+            1,
+            cv2.LINE_AA,
+        )
+    return canvas
+
+
+def stack(*pictures: np.ndarray) -> np.ndarray:
+    """Pictures under each other, narrower ones padded with white on the right."""
+    width = max(picture.shape[1] for picture in pictures)
+    padded = [
+        cv2.copyMakeBorder(picture, 0, 0, 0, width - picture.shape[1], cv2.BORDER_CONSTANT, value=WHITE)
+        for picture in pictures
+    ]
+    return np.concatenate(padded, axis=0)
+
+
+def save_picture(path: str | Path, picture: np.ndarray) -> None:
+    """Write a picture; the file's ending says the format. A failed write leaves nothing behind."""
+    suffix = Path(path).suffix
+    if not suffix or not cv2.haveImageWriter(f"x{suffix}"):
+        raise InputError(f"output: expected a picture file such as .png or .jpg, got {str(path)!r}")
+    with atomic_path(path) as temporary:
+        if not cv2.imwrite(str(temporary), picture):
+            raise OSError(f"could not write {path}")
+
+
+def _panel(image: np.ndarray) -> tuple[np.ndarray, float]:
+    scale = PANEL_HEIGHT / image.shape[0]
+    size = (max(1, round(image.shape[1] * scale)), PANEL_HEIGHT)
+    return cv2.resize(image, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC), scale
+
+
+def _draw_lines(canvas: np.ndarray, starts: np.ndarray, ends: np.ndarray, colour: tuple[int, int, int]) -> None:
+    # Coordinates in sixteenths of a pixel, OpenCV's way to draw between pixels.
+    for start, end in zip((starts * 16).round().astype(int), (ends * 16).round().astype(int), strict=True):
+        cv2.line(canvas, start.tolist(), end.tolist(), colour, 1, cv2.LINE_AA, shift=4)
+        for point in (start, end):
+            cv2.circle(canvas, point.tolist(), 24, colour, -1, cv2.LINE_AA, shift=4)

@@ -1,0 +1,95 @@
+"""Do two photos show the same thing at all? A statistical test of the matches between them.
+
+A robust estimator always returns something, and among hundreds of wrong matches some agree with any geometry
+by chance. The a-contrario test (Moisan & Stival, IJCV 2004) asks how many: if matches fell at random, how often
+would a geometry fitted to seven of them be joined by so many others? An expected number of such accidents, the
+number of false alarms (NFA), far below one means that chance is not the explanation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ananet import geometry
+from ananet.correspondences import Correspondences
+from ananet.errors import InputError
+from ananet.pose import estimate_fundamental
+
+THRESHOLD_PIXELS = 3.0
+# The largest log10 NFA of photos that overlap. Matches are not quite independent (keypoints cluster, texture
+# repeats), so an NFA below 1 is not enough.
+LARGEST_LOG10_NFA = -6.0
+# A fundamental matrix follows from this many matches.
+FIT = 7
+SUBSETS = (25, 50, 100, 200, 400)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """The verdict on two photos."""
+
+    found: bool
+    consistent: int
+    """How many one-to-one matches agree with the best common geometry."""
+    tested: int
+    """How many one-to-one matches there were."""
+    log10_nfa: float
+    """Log of the expected number of accidents at least this good; very negative when photos overlap."""
+
+
+def check_overlap(matches: Correspondences, kept: np.ndarray) -> Overlap:
+    """Test whether the kept matches reveal a geometry that too many of all matches follow for chance.
+
+    Args:
+        matches: all putative matches, with image sizes, ratios and mutual flags. Only mutual ones are counted, so
+            that many keypoints matched to the same one do not vote many times; the most distinctive ones are
+            also tested apart, since few right matches drown among many wrong ones.
+        kept: [N] bool, what a pruner kept of them; the geometry is fitted to these.
+    """
+    if matches.size1 is None or matches.ratio is None or matches.mutual is None:
+        raise InputError("matches: the overlap test expects size0, size1, ratio and mutual, got less")
+    order = _distinct_best_first(matches)
+    F = estimate_fundamental(matches[torch.from_numpy(kept)], "magsac", threshold=THRESHOLD_PIXELS)
+    if F is None:
+        return Overlap(False, 0, len(order), math.inf)
+    distance = geometry.epipolar_distance(matches.points0.double().cpu(), matches.points1.double().cpu(), F)
+    agrees = (distance < THRESHOLD_PIXELS).numpy()[order]
+    width, height = matches.size1
+    # A random point lies near a line with at most this probability: a band across the image, over its area.
+    chance = min(1.0, 2 * THRESHOLD_PIXELS * math.hypot(width, height) / (width * height))
+    subsets = [n for n in SUBSETS if n < len(order)] + [len(order)]
+    log10_nfa = min(log10_false_alarms(n, int(agrees[:n].sum()), chance) for n in subsets) + math.log10(len(subsets))
+    return Overlap(log10_nfa < LARGEST_LOG10_NFA, int(agrees.sum()), len(order), log10_nfa)
+
+
+def log10_false_alarms(tested: int, consistent: int, chance: float) -> float:
+    """log10 of (n - 7) C(n, k) C(k, 7) p^(k - 7): tests made, times the chance of each.
+
+    >>> round(log10_false_alarms(400, 60, 0.01))
+    -25
+    >>> log10_false_alarms(400, 12, 0.01) > 0
+    True
+    """
+    if consistent <= FIT:
+        return math.inf
+    tests = math.log10(tested - FIT) + _log10_choose(tested, consistent) + _log10_choose(consistent, FIT)
+    return tests + (consistent - FIT) * math.log10(chance)
+
+
+def _log10_choose(n: int, k: int) -> float:
+    return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(10)
+
+
+def _distinct_best_first(matches: Correspondences) -> np.ndarray:
+    """Indices of mutual matches by rising ratio, one for each place: SIFT often puts several keypoints there."""
+    assert matches.ratio is not None and matches.mutual is not None
+    ratio, mutual = matches.ratio.cpu().numpy(), matches.mutual.cpu().numpy()
+    order = np.argsort(ratio, kind="stable")
+    order = order[mutual[order]]
+    places = torch.cat([matches.points0, matches.points1], dim=1).cpu().numpy()[order].round().astype(np.int64)
+    _, first = np.unique(places, axis=0, return_index=True)
+    return order[np.sort(first)]

@@ -1,0 +1,98 @@
+"""What every pruner, learned or classical, has in common: one call and one answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ananet.correspondences import Array, Correspondences
+from ananet.errors import InputError
+
+# Classical pruners express how clearly a match passed or failed as a logit within these limits.
+LARGEST_LOGIT = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class Pruned:
+    """The answer of a pruner: numpy arrays if the points came as such, else tensors on the points' device."""
+
+    mask: Any
+    """[N] bool: which matches to keep."""
+    scores: Any
+    """[N] float32 in [0, 1): how likely each match is right, the sigmoid of its logit."""
+    logits: Any
+    """[N] float32: the same without squashing, 0 being undecided."""
+
+    @property
+    def indices(self) -> Any:
+        """Indices of the kept matches, best first."""
+        if isinstance(self.mask, Tensor):
+            order: Any = torch.argsort(self.logits, descending=True, stable=True)
+        else:
+            order = np.argsort(-self.logits, kind="stable")
+        return order[self.mask[order]]
+
+    def __repr__(self) -> str:
+        return f"Pruned({int(self.mask.sum())} of {len(self.mask)} matches kept)"
+
+
+class Pruner(ABC):
+    """Tells right matches from wrong ones.
+
+    A subclass answers one question, `logits`; a match is kept where the logit is positive.
+    """
+
+    name: str
+
+    @abstractmethod
+    def logits(self, matches: Correspondences) -> Tensor:
+        """[N] how strongly each match is believed, positive to keep it. N is at least 1."""
+
+    def __call__(self, points0: Array | Correspondences, points1: Array | None = None, **given: Any) -> Pruned:
+        """Prune one set of matches.
+
+        Args:
+            points0, points1: [N x 2] pixel coordinates, or one `Correspondences` in their place.
+            given: K0 and K1, or size0 and size1; optionally ratio, mutual and scores. See `Correspondences`.
+        """
+        return self.batch([as_correspondences(points0, points1, given)])[0]
+
+    def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
+        """Prune many image pairs, each with its own number of matches."""
+        return [answer(pair, self.logits(pair) if len(pair) else pair.points0[:, 0]) for pair in pairs]
+
+
+def as_correspondences(
+    points0: Array | Correspondences, points1: Array | None, given: dict[str, Any]
+) -> Correspondences:
+    if not isinstance(points0, Correspondences):
+        if points1 is None:
+            raise InputError("points1: expected an array of shape (N, 2), got nothing")
+        return Correspondences(points0, points1, **given)
+    if points1 is not None or given:
+        raise InputError("expected either Correspondences alone or points0 and points1, got both")
+    return points0
+
+
+def answer(pair: Correspondences, logits: Tensor) -> Pruned:
+    """Turn logits into the answer, as numpy if the pair came as numpy."""
+    logits = logits.detach().to(pair.points0.device, torch.float32)
+    # A sigmoid reaches 1 in float32; a probability should not.
+    scores = logits.sigmoid().clamp(max=1 - 2.0**-24)
+    mask = logits > 0
+    if pair.given_as_numpy:
+        return Pruned(mask.cpu().numpy(), scores.cpu().numpy(), logits.cpu().numpy())
+    return Pruned(mask, scores, logits)
+
+
+def margin(limit: Tensor | float, value: Tensor) -> Tensor:
+    """log(limit / value) within the limits for logits: positive where a cost stays below its limit."""
+    tiny = torch.finfo(value.dtype).tiny
+    ratio = torch.as_tensor(limit).clamp_min(tiny) / value.clamp_min(tiny)
+    return ratio.log().clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
