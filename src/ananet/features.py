@@ -76,12 +76,14 @@ def detect(image: np.ndarray, detector: str = "sift", max_keypoints: int = 2000)
         raise InputError(f"max_keypoints: expected at least 1, got {max_keypoints}")
     grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if image.ndim == 3 else image
     size = (grey.shape[1], grey.shape[0])
+    extractor = _create_detector(detector, max_keypoints)
+    no_descriptors = np.zeros((0, extractor.descriptorSize()), np.float32 if detector == "sift" else np.uint8)
+    empty = Features(np.zeros((0, 2), np.float32), no_descriptors, size)
     if min(size) < 2:
-        # OpenCV fails on a single row of pixels, where there is nothing to find anyway.
-        return Features(np.zeros((0, 2), np.float32), np.zeros((0, 128), np.float32), size)
-    keypoints, descriptors = _create_detector(detector, max_keypoints).detectAndCompute(grey, None)
+        return empty  # OpenCV fails on a single row of pixels
+    keypoints, descriptors = extractor.detectAndCompute(grey, None)
     if not keypoints:
-        return Features(np.zeros((0, 2), np.float32), np.zeros((0, 128), np.float32), size)
+        return empty
     # OpenCV may return more than it was asked for: a keypoint with two orientations counts once there.
     response = np.array([keypoint.response for keypoint in keypoints])
     strongest = np.argsort(-response, kind="stable")[:max_keypoints]
@@ -118,19 +120,19 @@ def nearest_neighbours(descriptors0: np.ndarray, descriptors1: np.ndarray) -> Ne
     count = len(a)
     if count == 0 or len(b) == 0:
         return NearestNeighbours(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, bool))
-    # |a - b|^2 = |a|^2 + |b|^2 - 2 a.b: the nearest b has the largest a.b - |b|^2 / 2. The last term rides
-    # along in the product as one more column, which spares a pass over the block.
-    half_square = 0.5 * np.einsum("ij,ij->i", b, b)
-    a1 = np.concatenate([a, np.ones((count, 1), np.float32)], axis=1)
-    b1 = np.concatenate([b, -half_square[:, None]], axis=1).T.copy()
+    # -|a - b|^2 / 2 = a.b - |a|^2 / 2 - |b|^2 / 2 is largest for the nearest. The squares ride along in the
+    # product as two more columns, which spares passes over the block.
+    half0, half1 = (0.5 * np.einsum("ij,ij->i", x, x)[:, None] for x in (a, b))
+    a = np.concatenate([a, -half0, np.ones_like(half0)], axis=1)
+    b = np.concatenate([b, np.ones_like(half1), -half1], axis=1).T.copy()
     index = np.empty(count, np.int64)
     best, second = np.empty(count, np.float32), np.full(count, -np.inf, np.float32)
-    best_of_column = np.full(len(b), -np.inf, np.float32)
-    block = np.empty((min(ROWS_AT_ONCE, count), len(b)), np.float32)
+    best_of_column = np.full(b.shape[1], -np.inf, np.float32)
+    block = np.empty((min(ROWS_AT_ONCE, count), b.shape[1]), np.float32)
     for start in range(0, count, ROWS_AT_ONCE):
         rows = slice(start, min(start + ROWS_AT_ONCE, count))
         similarity = block[: rows.stop - start]
-        np.matmul(a1[rows], b1, out=similarity)
+        np.matmul(a[rows], b, out=similarity)
         np.maximum(best_of_column, similarity.max(axis=0), out=best_of_column)
         index[rows] = similarity.argmax(axis=1)
         every = np.arange(rows.stop - start)
@@ -138,17 +140,16 @@ def nearest_neighbours(descriptors0: np.ndarray, descriptors1: np.ndarray) -> Ne
         similarity[every, index[rows]] = -np.inf
         second[rows] = similarity.max(axis=1)
 
-    square = np.einsum("ij,ij->i", a, a)
-    nearest = np.sqrt(np.maximum(square - 2 * best, 0))
-    second_nearest = np.sqrt(np.maximum(square - 2 * second, 0))
+    # Rounding can lift a similarity above 0. Without a second neighbour, or with both at distance 0, the ratio is 1.
+    best, second = np.minimum(best, 0), np.minimum(second, 0)
     ratio = np.ones(count, np.float32)
-    np.divide(nearest, second_nearest, out=ratio, where=np.isfinite(second_nearest) & (second_nearest > 0))
+    np.sqrt(np.divide(best, second, out=ratio, where=np.isfinite(second) & (second < 0)), out=ratio)
 
     mutual = np.zeros(count, bool)
     candidates = np.flatnonzero(best >= best_of_column[index])
     _, first = np.unique(index[candidates], return_index=True)
     mutual[candidates[first]] = True
-    return NearestNeighbours(index, np.minimum(ratio, 1), mutual)
+    return NearestNeighbours(index, ratio, mutual)
 
 
 def _as_vectors(name: str, descriptors: np.ndarray) -> np.ndarray:

@@ -70,7 +70,7 @@ def log10_false_alarms(tested: int, consistent: int, chance: float) -> float:
     """log10 of (n - 7) C(n, k) C(k, 7) p^(k - 7): tests made, times the chance of each.
 
     >>> round(log10_false_alarms(400, 60, 0.01))
-    -25
+    -23
     >>> log10_false_alarms(400, 12, 0.01) > 0
     True
     """

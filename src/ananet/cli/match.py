@@ -59,6 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
     watch.lap("read")
     features0, features1 = (detect(image, arguments.features, arguments.max_keypoints) for image in (image0, image1))
     watch.lap("detect")
+    for path, features in ((arguments.image0, features0), (arguments.image1, features1)):
+        if len(features) == 0:
+            raise InputError(
+                f"{path}: no keypoints found in this image of {features.size[0]} x {features.size[1]} pixels"
+            )
     K0 = K1 = None
     if arguments.focal is not None:
         K0, K1 = (centred_camera(arguments.focal, features.size) for features in (features0, features1))

@@ -53,13 +53,14 @@ def read_matches(path: Path):  # type: ignore[no-untyped-def]  # the type would 
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise InputError(f"{path}: expected an .npz file, got a single array")
+        stored = np.load(path, allow_pickle=False)
+        if isinstance(stored, np.ndarray):
+            raise InputError(f"{path}: expected an .npz file, got a single array")
+        with stored:
             arrays = {name: stored[name] for name in stored.files}
+    except InputError:
+        raise
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{path}: not a readable .npz file ({error})") from None
     missing = [name for name in REQUIRED if name not in arrays]
     unknown = sorted(set(arrays) - {*REQUIRED, *OPTIONAL})
