@@ -1,11 +1,12 @@
 """Every picture the product makes."""
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
-from ananet.errors import InputError
+from ananet.errors import InputError, MissingExtraError
 from ananet.files import atomic_path
 
 GREEN = (96, 200, 64)
@@ -25,6 +26,7 @@ def draw_matches(
     points1: np.ndarray,
     good: np.ndarray,
     caption: str = "",
+    height: int = PANEL_HEIGHT,
 ) -> np.ndarray:
     """Two photos side by side, matches between them: good ones green, on top; the others red and translucent.
 
@@ -33,16 +35,17 @@ def draw_matches(
         points0, points1: [N x 2] pixel coordinates.
         good: [N] bool.
         caption: one line under the photos.
+        height: of the photos in the picture.
 
     Returns:
         [H x W x 3] uint8 BGR.
     """
-    panel0, scale0 = _panel(image0)
-    panel1, scale1 = _panel(image1)
+    panel0, scale0 = _panel(image0, height)
+    panel1, scale1 = _panel(image1, height)
     offset = panel0.shape[1] + GAP
-    canvas = np.full((PANEL_HEIGHT + BAR, offset + panel1.shape[1], 3), 255, np.uint8)
-    canvas[:PANEL_HEIGHT, : panel0.shape[1]] = panel0
-    canvas[:PANEL_HEIGHT, offset:] = panel1
+    canvas = np.full((height + BAR, offset + panel1.shape[1], 3), 255, np.uint8)
+    canvas[:height, : panel0.shape[1]] = panel0
+    canvas[:height, offset:] = panel1
     starts = (points0 + 0.5) * scale0 - 0.5
     ends = (points1 + 0.5) * scale1 - 0.5 + (offset, 0)
     below = canvas.copy()
@@ -85,9 +88,9 @@ def save_picture(path: str | Path, picture: np.ndarray) -> None:
             raise OSError(f"could not write {path}")
 
 
-def _panel(image: np.ndarray) -> tuple[np.ndarray, float]:
-    scale = PANEL_HEIGHT / image.shape[0]
-    size = (max(1, round(image.shape[1] * scale)), PANEL_HEIGHT)
+def _panel(image: np.ndarray, height: int) -> tuple[np.ndarray, float]:
+    scale = height / image.shape[0]
+    size = (max(1, round(image.shape[1] * scale)), height)
     return cv2.resize(image, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC), scale
 
 
@@ -97,3 +100,23 @@ def _draw_lines(canvas: np.ndarray, starts: np.ndarray, ends: np.ndarray, colour
         cv2.line(canvas, start.tolist(), end.tolist(), colour, 1, cv2.LINE_AA, shift=4)
         for point in (start, end):
             cv2.circle(canvas, point.tolist(), 24, colour, -1, cv2.LINE_AA, shift=4)
+
+
+def import_matplotlib() -> Any:
+    """matplotlib.pyplot on a backend that needs no screen."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingExtraError("matplotlib", "plots") from None
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def figure_to_picture(figure: Any) -> np.ndarray:
+    """A matplotlib figure as [H x W x 3] uint8 BGR; the figure is closed."""
+    figure.canvas.draw()
+    picture = cv2.cvtColor(np.asarray(figure.canvas.buffer_rgba()), cv2.COLOR_RGBA2BGR)
+    import_matplotlib().close(figure)
+    return picture

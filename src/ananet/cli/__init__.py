@@ -17,6 +17,7 @@ COMMANDS = {
     "prune": "prune matches that are stored in an .npz file",
     "demo": "prune the matches of a photo pair with known geometry, and show what it brought",
     "list": "list the pruners",
+    "data": "make training pairs from photos",
 }
 
 # Exit codes: 0 all well, 1 no answer (photos that do not overlap), 2 wrong arguments or unreadable input.

@@ -78,3 +78,25 @@ class LabelledPair:
             rays[:, :2], rays[:, 2:], geometry.essential_from_pose(R, t)
         ).to(torch.float32)
         return cls(name, matches, distance < INLIER_DISTANCE, distance, R, t, scene, paths)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """B problems of N matches each, all on one device. Padded matches are zeros, and False in every mask."""
+
+    matches: Tensor
+    """[B x N x 4] normalised points (x0, y0, x1, y1)."""
+    inlier: Tensor
+    """[B x N] bool: the label, `distance` below 1e-4."""
+    distance: Tensor
+    """[B x N] squared symmetric epipolar distance, calibrated."""
+    ratio: Tensor
+    """[B x N] in [0, 1]."""
+    mutual: Tensor
+    """[B x N] bool."""
+    mask: Tensor
+    """[B x N] bool: which matches exist."""
+    R: Tensor
+    """[B x 3 x 3] rotation from the first camera to the second."""
+    t: Tensor
+    """[B x 3] direction of translation, of length 1."""

@@ -1,0 +1,111 @@
+"""`ananet data`: from photos to training pairs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from ananet.cli.arguments import add_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    build = actions.add_parser("build", help="training pairs from posed photos")
+    build.add_argument(
+        "scenes", type=Path, help="a scene (images/ beside sparse/, a COLMAP model), or a folder of scenes"
+    )
+    build.add_argument("out", type=Path, help="folder for the shards; an interrupted build goes on there")
+    build.add_argument("--features", choices=("sift", "orb"), default="sift", help="(default: sift)")
+    build.add_argument("--max-keypoints", type=int, default=2000, metavar="N", help="in a photo (default: 2000)")
+    build.add_argument("--pairs-per-scene", type=int, default=1000, metavar="N", help="at most (default: 1000)")
+    build.add_argument("--seed", type=int, default=0)
+    build.add_argument("--workers", type=int, help="threads (default: one a core)")
+    add_json(build)
+
+    sfm = actions.add_parser("sfm", help="poses for photos that have none, by structure from motion")
+    sfm.add_argument("photos", type=Path, help="folder of photos")
+    sfm.add_argument("out", type=Path, help="folder for the scene")
+    add_json(sfm)
+
+    inspect = actions.add_parser("inspect", help="table and picture of training pairs")
+    inspect.add_argument("pairs", type=Path, help="folder that 'ananet data build' wrote")
+    inspect.add_argument("-o", "--output", type=Path, default=Path("pairs.png"), help="picture (default: pairs.png)")
+    inspect.add_argument("--seed", type=int, default=0, help="of the choice of pairs shown")
+    add_json(inspect)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return {"build": run_build, "sfm": run_sfm, "inspect": run_inspect}[arguments.action](arguments)
+
+
+def run_build(arguments: argparse.Namespace) -> int:
+    from ananet.datasets.build import BuildSettings, build_pairs
+
+    settings = BuildSettings(
+        detector=arguments.features,
+        max_keypoints=arguments.max_keypoints,
+        pairs_per_scene=arguments.pairs_per_scene,
+        seed=arguments.seed,
+    )
+    start = time.perf_counter()
+    index = build_pairs(
+        arguments.scenes,
+        arguments.out,
+        settings,
+        workers=arguments.workers,
+        progress=sys.stderr.isatty(),
+        log=lambda line: print(line, file=sys.stderr),
+    )
+    size = sum((arguments.out / shard).stat().st_size for shard in index["shards"])
+    skipped = sum(len(scene["unreadable"]) for scene in index["scenes"])
+    result = {
+        "scenes": len(index["scenes"]),
+        "photos": index["images"],
+        "skipped_photos": skipped,
+        "pairs": index["pairs"],
+        "bytes": size,
+        "seconds": round(time.perf_counter() - start, 1),
+        "out": str(arguments.out),
+    }
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        print(
+            f"{result['pairs']} pairs of {result['photos']} photos in {result['scenes']} scenes "
+            f"({skipped} photos skipped), {size / 1e6:.1f} MB in {len(index['shards'])} shards, "
+            f"{result['seconds']:g} s: {arguments.out}"
+        )
+    return 0
+
+
+def run_sfm(arguments: argparse.Namespace) -> int:
+    raise NotImplementedError
+
+
+def run_inspect(arguments: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from ananet.datasets.inspect import as_json, draw_pair_set, facts_of, scene_table
+    from ananet.datasets.shards import read_pairs
+    from ananet.drawing import save_picture
+    from ananet.errors import InputError
+    from ananet.tables import format_table
+
+    pairs = read_pairs(arguments.pairs)
+    if len(pairs) == 0:
+        raise InputError(f"{arguments.pairs}: there are no pairs to look at")
+    scene_of = pairs.pair_scene.tolist()
+    bar = tqdm(range(len(pairs)), desc="pairs", unit="pair", disable=not sys.stderr.isatty(), leave=False)
+    facts = [facts_of(pairs[number], scene_of[number]) for number in bar]
+    rows = scene_table(pairs, facts)
+    save_picture(arguments.output, draw_pair_set(pairs, facts, arguments.seed))
+    if arguments.json:
+        print(json.dumps({**as_json(rows, facts), "picture": str(arguments.output)}))
+        return 0
+    print(format_table(rows))
+    print(f"\n{len(pairs)} pairs. Picture: {arguments.output} (distinctive matches, green labelled right, red wrong)")
+    return 0

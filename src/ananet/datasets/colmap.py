@@ -1,0 +1,400 @@
+"""COLMAP models, text and binary: photos with cameras and poses, and points freed from lens distortion.
+
+Only cameras and images are read, by a small parser of their own format; COLMAP itself is not needed.
+COLMAP puts the centre of the first pixel at (0.5, 0.5). Principal points are moved to OpenCV's (0, 0) on reading.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ananet.datasets.base import PosedImage, PosedScene
+from ananet.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+NEWTON_STEPS = 25
+# Where the inverse of a lens model leaves more than this (in focal lengths), it has no answer there.
+LARGEST_RESIDUAL = 1e-8
+
+
+@dataclass(frozen=True)
+class CameraModel:
+    """How one of COLMAP's camera models lays out its parameters: focal lengths, principal point, coefficients."""
+
+    number: int
+    focals: int
+    coefficients: tuple[str, ...] = ()
+    """k: radial polynomial; d: its denominator; p: tangential; s: thin prism; omega: field of view."""
+    fisheye: bool = False
+
+    @property
+    def parameters(self) -> int:
+        return self.focals + 2 + len(self.coefficients)
+
+
+CAMERA_MODELS = {
+    "SIMPLE_PINHOLE": CameraModel(0, 1),
+    "PINHOLE": CameraModel(1, 2),
+    "SIMPLE_RADIAL": CameraModel(2, 1, ("k1",)),
+    "RADIAL": CameraModel(3, 1, ("k1", "k2")),
+    "OPENCV": CameraModel(4, 2, ("k1", "k2", "p1", "p2")),
+    "OPENCV_FISHEYE": CameraModel(5, 2, ("k1", "k2", "k3", "k4"), fisheye=True),
+    "FULL_OPENCV": CameraModel(6, 2, ("k1", "k2", "p1", "p2", "k3", "d1", "d2", "d3")),
+    "FOV": CameraModel(7, 2, ("omega",)),
+    "SIMPLE_RADIAL_FISHEYE": CameraModel(8, 1, ("k1",), fisheye=True),
+    "RADIAL_FISHEYE": CameraModel(9, 1, ("k1", "k2"), fisheye=True),
+    "THIN_PRISM_FISHEYE": CameraModel(10, 2, ("k1", "k2", "p1", "p2", "k3", "k4", "s1", "s2"), fisheye=True),
+    "SIMPLE_FISHEYE": CameraModel(14, 1, fisheye=True),
+    "FISHEYE": CameraModel(15, 2, fisheye=True),
+}
+MODEL_NAMES = {model.number: name for name, model in CAMERA_MODELS.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Camera:
+    """One row of a model's cameras."""
+
+    K: np.ndarray
+    distortion: tuple[str, tuple[float, ...]] | None
+
+
+@dataclass(frozen=True, eq=False)
+class ImageRow:
+    """One row of a model's images."""
+
+    name: str
+    camera: int
+    quaternion: np.ndarray
+    """[4] world-to-camera rotation, real part first."""
+    translation: np.ndarray
+    """[3] world-to-camera."""
+
+
+def read_posed_scene(folder: str | Path) -> PosedScene:
+    """A scene laid out as `images/` beside `sparse/` or `sparse/0/`, with an optional `pairs.txt`.
+
+    `pairs.txt` holds two image names a line. A pair whose photo is missing is left out, and logged.
+    """
+    folder = Path(folder)
+    if not (folder / "images").is_dir():
+        raise InputError(f"folder: expected a folder of photos {folder / 'images'}, there is none")
+    candidates = [folder / "sparse", folder / "sparse" / "0"]
+    model = next((path for path in candidates if _suffix(path)), None)
+    if model is None:
+        raise InputError(f"folder: expected a COLMAP model in {candidates[0]} or {candidates[1]}, there is none")
+    scene, missing = _read_scene(model, folder / "images", folder.resolve().name)
+    if not (folder / "pairs.txt").exists():
+        return scene
+    pairs = _read_pairs(folder / "pairs.txt", known={*scene.images, *missing})
+    complete = [pair for pair in pairs if all(name in scene.images for name in pair)]
+    if len(complete) < len(pairs):
+        logger.warning(
+            "%s: %d of %d pairs left out, their photos are missing", folder, len(pairs) - len(complete), len(pairs)
+        )
+    return PosedScene(scene.name, scene.images, complete)
+
+
+def read_colmap(folder: str | Path, image_folder: str | Path | None = None, name: str | None = None) -> PosedScene:
+    """The images of a COLMAP model (`cameras` and `images`, `.bin` or else `.txt`) with their cameras and poses.
+
+    Args:
+        folder: holds the model.
+        image_folder: holds the photos. Those of the model that are not there are left out, and logged by name.
+            Without it no photo is looked for, and paths are the bare names.
+        name: of the scene; the folder's unless given.
+
+    The `distortion` of an image is (model, coefficients): what is left of the camera's parameters once focal
+    lengths and principal point have gone into K.
+    """
+    folder = Path(folder)
+    scene, _ = _read_scene(folder, image_folder, folder.resolve().name if name is None else name)
+    return scene
+
+
+def _read_scene(folder: Path, image_folder: str | Path | None, name: str) -> tuple[PosedScene, list[str]]:
+    """The scene, and the names of the images whose photos are missing."""
+    cameras, rows = _read_cameras(folder), _read_images(folder)
+    if not rows:
+        raise InputError(f"folder: expected a model with images, {folder} has none")
+    images: dict[str, PosedImage] = {}
+    missing = []
+    for row in rows:
+        if row.camera not in cameras:
+            raise InputError(f"folder: image {row.name} of {folder} refers to camera {row.camera}, which is not there")
+        if row.name in images:
+            raise InputError(f"folder: {folder} names image {row.name} twice")
+        camera = cameras[row.camera]
+        path = Path(row.name) if image_folder is None else Path(image_folder) / row.name
+        if image_folder is not None and not path.is_file():
+            missing.append(row.name)
+            continue
+        R = _rotation(row.quaternion, f"{folder}, image {row.name}")
+        images[row.name] = PosedImage(path, camera.K, R, row.translation, camera.distortion)
+    if missing:
+        logger.warning("%s: %d of %d photos are not in %s: %s", folder, len(missing), len(rows), image_folder, missing)
+    if not images:
+        raise InputError(f"image_folder: expected the photos of {folder}, {image_folder} has none of its {len(rows)}")
+    return PosedScene(name, images), missing
+
+
+def undistort_points(points: np.ndarray, image: PosedImage) -> np.ndarray:
+    """[N x 2] pixels to where an ideal pinhole camera with the same K would see them.
+
+    A point has no such place, and becomes NaN, where a fisheye lens looks sideways or backwards, or beyond the
+    range in which the lens model can be inverted.
+
+    >>> lens = ("SIMPLE_RADIAL", (-0.1,))
+    >>> K = np.array([[500.0, 0, 319.5], [0, 500, 239.5], [0, 0, 1]])
+    >>> image = PosedImage(Path("photo.jpg"), K, np.eye(3), np.zeros(3), lens)
+    >>> undistort_points(np.array([[319.5, 239.5], [19.5, 239.5]]), image).round(2)
+    array([[319.5 , 239.5 ],
+           [  7.33, 239.5 ]])
+    """
+    points = np.asarray(points, np.float64)
+    if points.ndim != 2 or points.shape[1] != 2:
+        raise InputError(f"points: expected shape (N, 2), got {points.shape}")
+    if image.distortion is None:
+        return points
+    name, values = image.distortion
+    if name not in CAMERA_MODELS:
+        raise InputError(f"image: expected a distortion of {', '.join(CAMERA_MODELS)}, got {name}")
+    model = CAMERA_MODELS[name]
+    if len(values) != len(model.coefficients):
+        raise InputError(f"image: expected {len(model.coefficients)} coefficients of {name}, got {len(values)}")
+    coefficients = dict(zip(model.coefficients, values, strict=True))
+    K = image.K
+    rays = (points - K[:2, 2]) / K[[0, 1], [0, 1]]
+    rays = _unbend(rays, coefficients)
+    if model.fisheye:
+        rays = _lengthen(rays, 1.0, 1.0)
+    elif abs(coefficients.get("omega", 0.0)) > 1e-4:  # below, the model is a pinhole to 9 digits
+        omega = coefficients["omega"]
+        rays = _lengthen(rays, omega, 2 * math.tan(omega / 2))
+    return rays * K[[0, 1], [0, 1]] + K[:2, 2]
+
+
+def _lengthen(rays: np.ndarray, angle: float, scale: float) -> np.ndarray:
+    """[N x 2] rays of length r to length tan(angle r) / scale: from an angle to a place on the image plane."""
+    radius = np.linalg.norm(rays, axis=1, keepdims=True)
+    bent = angle * radius
+    with np.errstate(invalid="ignore", divide="ignore"):
+        factor = np.where(radius > 1e-12, np.tan(bent) / (scale * radius), angle / scale)
+    return rays * np.where(bent < math.pi / 2, factor, np.nan)
+
+
+def _bend(rays: np.ndarray, coefficients: dict[str, float]) -> np.ndarray:
+    """The polynomial part that all of COLMAP's lens models share, each with some of its terms, [N x 2].
+
+    Fisheye models apply it to rays whose length is the angle to the optical axis.
+    """
+    x, y = rays.T
+    k1, k2, k3, k4, d1, d2, d3, p1, p2, s1, s2 = (
+        coefficients.get(name, 0.0) for name in ("k1", "k2", "k3", "k4", "d1", "d2", "d3", "p1", "p2", "s1", "s2")
+    )
+    square = x * x + y * y
+    radial = 1 + square * (k1 + square * (k2 + square * (k3 + square * k4)))
+    radial = radial / (1 + square * (d1 + square * (d2 + square * d3)))
+    bent_x = x * radial + 2 * p1 * x * y + p2 * (square + 2 * x * x) + s1 * square
+    bent_y = y * radial + 2 * p2 * x * y + p1 * (square + 2 * y * y) + s2 * square
+    return np.stack([bent_x, bent_y], axis=1)
+
+
+def _unbend(bent: np.ndarray, coefficients: dict[str, float]) -> np.ndarray:
+    """The inverse of `_bend` by Newton's method, all points at once; NaN where it does not converge."""
+    step = 1e-6
+    along_x, along_y = np.array([step, 0]), np.array([0, step])
+    rays = bent.copy()
+    with np.errstate(all="ignore"):
+        for _ in range(NEWTON_STEPS):
+            residual = _bend(rays, coefficients) - bent
+            by_x = (_bend(rays + along_x, coefficients) - _bend(rays - along_x, coefficients)) / (2 * step)
+            by_y = (_bend(rays + along_y, coefficients) - _bend(rays - along_y, coefficients)) / (2 * step)
+            determinant = by_x[:, 0] * by_y[:, 1] - by_x[:, 1] * by_y[:, 0]
+            move_x = (by_y[:, 1] * residual[:, 0] - by_y[:, 0] * residual[:, 1]) / determinant
+            move_y = (by_x[:, 0] * residual[:, 1] - by_x[:, 1] * residual[:, 0]) / determinant
+            move = np.stack([move_x, move_y], axis=1)
+            rays = rays - move
+            if np.nanmax(np.abs(move), initial=0.0) < 1e-14:
+                break
+        converged = np.abs(_bend(rays, coefficients) - bent).max(axis=1) < LARGEST_RESIDUAL
+    return np.where(converged[:, None], rays, np.nan)
+
+
+def _rotation(quaternion: np.ndarray, where: str) -> np.ndarray:
+    """[4] quaternion, real part first, to the [3 x 3] rotation."""
+    norm = np.linalg.norm(quaternion)
+    if not 1e-6 < norm < math.inf:
+        raise InputError(f"{where}: expected a rotation quaternion, got {quaternion.tolist()}")
+    w, x, y, z = quaternion / norm
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+
+
+def parse_camera(model_name: str, parameters: Iterable[float], where: str) -> Camera:
+    """COLMAP's parameters as K and what is left of them; `where` they stand, for the error message."""
+    model = CAMERA_MODELS.get(model_name)
+    if model is None:
+        raise InputError(f"{where}: expected a camera model of {', '.join(CAMERA_MODELS)}, got {model_name}")
+    values = [float(value) for value in parameters]
+    if len(values) != model.parameters or not all(map(math.isfinite, values)):
+        raise InputError(f"{where}: expected {model.parameters} finite parameters of {model_name}, got {values}")
+    fx, fy = values[0], values[model.focals - 1]
+    if fx <= 0 or fy <= 0:
+        raise InputError(f"{where}: expected positive focal lengths, got {fx:g} and {fy:g}")
+    cx, cy = values[model.focals : model.focals + 2]
+    K = np.array([[fx, 0, cx - 0.5], [0, fy, cy - 0.5], [0, 0, 1]])
+    pinhole = not model.fisheye and not model.coefficients
+    return Camera(K, None if pinhole else (model_name, tuple(values[model.focals + 2 :])))
+
+
+def _suffix(folder: Path) -> str | None:
+    """Which of the two formats a folder holds, binary first as in COLMAP; None for neither."""
+    for suffix in (".bin", ".txt"):
+        if all((folder / f"{part}{suffix}").is_file() for part in ("cameras", "images")):
+            return suffix
+    return None
+
+
+def _model_file(folder: Path, part: str) -> Path:
+    suffix = _suffix(folder)
+    if suffix is None:
+        raise InputError(f"folder: expected a COLMAP model (cameras and images, .bin or .txt), {folder} holds none")
+    return folder / f"{part}{suffix}"
+
+
+def _read_cameras(folder: Path) -> dict[int, Camera]:
+    path = _model_file(folder, "cameras")
+    return dict(_binary_cameras(path) if path.suffix == ".bin" else _text_cameras(path))
+
+
+def _read_images(folder: Path) -> list[ImageRow]:
+    path = _model_file(folder, "images")
+    return list(_binary_images(path) if path.suffix == ".bin" else _text_images(path))
+
+
+def _text_cameras(path: Path) -> Iterator[tuple[int, Camera]]:
+    for number, line in _lines(path):
+        if not line or line.startswith("#"):
+            continue
+        where = f"{path}, line {number}"
+        fields = line.split()
+        try:
+            identity, model_name, parameters = int(fields[0]), fields[1], [float(field) for field in fields[4:]]
+        except (ValueError, IndexError):
+            raise InputError(f"{where}: expected CAMERA_ID MODEL WIDTH HEIGHT PARAMETERS, got {line!r}") from None
+        yield identity, parse_camera(model_name, parameters, where)
+
+
+def _text_images(path: Path) -> Iterator[ImageRow]:
+    lines = _lines(path)
+    for number, line in lines:
+        if not line or line.startswith("#"):
+            continue
+        # The name is the rest of the line: it may hold spaces.
+        fields = line.split(maxsplit=9)
+        try:
+            pose, camera, name = [float(field) for field in fields[1:8]], int(fields[8]), fields[9]
+        except (ValueError, IndexError):
+            raise InputError(
+                f"{path}, line {number}: expected IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME, got {line!r}"
+            ) from None
+        yield _image_row(name, camera, pose, f"{path}, line {number}")
+        number, points = next(lines, (number + 1, ""))
+        if len(points.split()) % 3:
+            raise InputError(
+                f"{path}, line {number}: expected the points of image {name} (X Y POINT3D_ID each, or an empty line), "
+                f"got {points[:80]!r}"
+            )
+
+
+def _image_row(name: str, camera: int, pose: list[float], where: str) -> ImageRow:
+    if not all(map(math.isfinite, pose)):
+        raise InputError(f"{where}: expected a finite pose, got {pose}")
+    return ImageRow(name, camera, np.array(pose[:4]), np.array(pose[4:]))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines without surrounding blanks."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected a text file in UTF-8 ({error})") from None
+    # Not splitlines(), which also splits at characters that a file name may hold.
+    for number, line in enumerate(text.split("\n"), start=1):
+        yield number, line.strip()
+
+
+class _BinaryReader:
+    """Little-endian values one after another."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.data, self.position = path, path.read_bytes(), 0
+
+    def take(self, layout: str) -> tuple[float, ...]:
+        layout = "<" + layout
+        self._require(struct.calcsize(layout))
+        values = struct.unpack_from(layout, self.data, self.position)
+        self.position += struct.calcsize(layout)
+        return values
+
+    def text(self) -> str:
+        """Up to the next zero byte."""
+        end = self.data.find(b"\0", self.position)
+        if end < 0:
+            self._require(len(self.data))
+        text = self.data[self.position : end].decode("utf-8", errors="surrogateescape")
+        self.position = end + 1
+        return text
+
+    def skip(self, size: int) -> None:
+        self._require(size)
+        self.position += size
+
+    def _require(self, size: int) -> None:
+        if self.position + size > len(self.data):
+            raise InputError(f"{self.path}: expected more data after byte {self.position}, the file is cut short")
+
+
+def _binary_cameras(path: Path) -> Iterator[tuple[int, Camera]]:
+    reader = _BinaryReader(path)
+    for _ in range(int(reader.take("Q")[0])):
+        identity, number, _, _ = map(int, reader.take("iiQQ"))
+        where = f"{path}, camera {identity}"
+        if number not in MODEL_NAMES:
+            raise InputError(f"{where}: expected a camera model of {', '.join(CAMERA_MODELS)}, got number {number}")
+        model_name = MODEL_NAMES[number]
+        yield identity, parse_camera(model_name, reader.take("d" * CAMERA_MODELS[model_name].parameters), where)
+
+
+def _binary_images(path: Path) -> Iterator[ImageRow]:
+    reader = _BinaryReader(path)
+    for _ in range(int(reader.take("Q")[0])):
+        identity, *pose, camera = reader.take("i7di")
+        name = reader.text()
+        yield _image_row(name, int(camera), pose, f"{path}, image {identity}")
+        reader.skip(24 * int(reader.take("Q")[0]))
+
+
+def _read_pairs(path: Path, known: set[str]) -> list[tuple[str, str]]:
+    pairs = []
+    for number, line in _lines(path):
+        if not line or line.startswith("#"):
+            continue
+        names = line.split()
+        if len(names) != 2 or not known.issuperset(names):
+            raise InputError(f"{path}, line {number}: expected two names of images of the model, got {line!r}")
+        pairs.append((names[0], names[1]))
+    return pairs

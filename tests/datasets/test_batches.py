@@ -1,0 +1,107 @@
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from ananet import InputError, geometry
+from ananet.datasets.base import Batch
+from ananet.datasets.batches import BatchSettings, PairBatches
+from ananet.datasets.build import BuildSettings, build_pairs
+from ananet.datasets.shards import read_pairs
+from tests.datasets.scenes import write_scene
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scenes")
+    write_scene(folder / "few", images=2, seed=0)
+    write_scene(folder / "many", images=4, seed=7)
+    settings = BuildSettings(max_keypoints=300, least_consistent=15, least_parallax=0.5)
+    build_pairs(folder, folder / "out", settings, progress=False)
+    return read_pairs(folder / "out")
+
+
+def distance_of(batch: Batch) -> torch.Tensor:
+    E = geometry.essential_from_pose(batch.R, batch.t)
+    return geometry.symmetric_epipolar_distance_squared(batch.matches[..., :2], batch.matches[..., 2:], E)
+
+
+def same(a: Batch, b: Batch) -> bool:
+    return all(torch.equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(Batch))
+
+
+def test_plain_batches_are_the_stored_pairs(pairs):
+    batch = PairBatches(pairs, BatchSettings.plain(4, 250), seed=1)[0]
+    assert batch.matches.shape == (4, 250, 4)
+    torch.testing.assert_close(batch.distance, distance_of(batch) * batch.mask)
+    assert torch.equal(batch.inlier, (batch.distance < 1e-4) & batch.mask)
+    # Each row of a batch is a row of some stored pair.
+    stored = torch.cat([pair.matches.normalized() for pair in pairs])
+    assert torch.cdist(batch.matches[0, :20].double(), stored.double()).amin(1).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"swap": 1.0}, {"roll": 1.0}, {"mirror": 1.0}, {"jitter": 1.0}, {"outliers": 1.0}, {"dropped_inliers": 1.0}],
+)
+def test_changes_keep_points_pose_and_labels_together(pairs, change):
+    settings = {**vars(BatchSettings.plain(8, 250)), **change}
+    batch = PairBatches(pairs, BatchSettings(**settings), seed=2)[0]
+    plain = PairBatches(pairs, BatchSettings.plain(8, 250), seed=2)[0]
+    assert not torch.equal(batch.matches, plain.matches)
+    torch.testing.assert_close(batch.distance, distance_of(batch) * batch.mask, atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(batch.R @ batch.R.mT, torch.eye(3).expand(8, 3, 3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.linalg.det(batch.R), torch.ones(8))
+
+
+def test_scale_changes_leave_labels_alone(pairs):
+    for change in ({"uncalibrated": 1.0}, {"focal_change": 0.5}):
+        settings = {**vars(BatchSettings.plain(8, 250)), **change}
+        batch = PairBatches(pairs, BatchSettings(**settings), seed=2)[0]
+        plain = PairBatches(pairs, BatchSettings.plain(8, 250), seed=2)[0]
+        assert 0.2 < plain.inlier.float().mean() < 1
+        assert batch.inlier.float().mean() == pytest.approx(plain.inlier.float().mean().item(), abs=0.1)
+
+
+def test_inlier_ratio_falls_with_outliers_and_drops(pairs):
+    plain = PairBatches(pairs, BatchSettings.plain(16, 250), seed=3)[0]
+    for change in ({"outliers": 1.0}, {"dropped_inliers": 1.0}):
+        settings = {**vars(BatchSettings.plain(16, 250)), **change}
+        changed = PairBatches(pairs, BatchSettings(**settings), seed=3)[0]
+        share = changed.inlier.sum() / changed.mask.sum()
+        assert share < plain.inlier.sum() / plain.mask.sum() - 0.05
+
+
+def test_padding_is_masked(pairs):
+    batch = PairBatches(pairs, BatchSettings(4, 1000), seed=0)[0]
+    assert batch.matches.shape[1] == 300, "no pair has more matches than keypoints"
+    assert not batch.mask.all() or batch.mask.sum() == 1200
+    assert batch.matches[~batch.mask].abs().sum() == 0
+    assert not batch.inlier[~batch.mask].any()
+
+
+def test_scenes_are_drawn_evenly(pairs):
+    # Translations that tell which scene a pair is of.
+    marked = replace(pairs.table, pair_translation=torch.eye(3)[pairs.pair_scene])
+    batches = PairBatches(replace(pairs, table=marked), BatchSettings.plain(64, 10))
+    share = torch.cat([batches[number].t for number in range(8)]).mean(0)
+    assert 0.4 < share[0] < 0.6
+    assert share[:2].sum() == 1
+
+
+def test_same_seed_same_batches_whatever_the_workers(pairs):
+    batches = PairBatches(pairs, BatchSettings(4, 100), seed=5)
+    expected = [batches[number] for number in range(4)]
+    assert all(same(a, b) for a, b in zip(expected, (batches[n] for n in range(4)), strict=True))
+    assert not same(expected[0], expected[1])
+    assert not same(expected[0], PairBatches(pairs, BatchSettings(4, 100), seed=6)[0])
+    for workers in (0, 2):
+        loader = DataLoader(batches, batch_size=None, sampler=range(4), num_workers=workers)
+        assert all(same(a, b) for a, b in zip(expected, loader, strict=True))
+
+
+def test_wrong_settings():
+    for wrong in ({"batch_size": 0}, {"swap": 2.0}, {"jitter": -1.0}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            BatchSettings(**wrong)
