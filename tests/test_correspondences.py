@@ -68,6 +68,20 @@ def test_dtypes_and_layouts():
     np.testing.assert_array_equal(Correspondences(reversed_view, reversed_view).points0.numpy(), reversed_view)
 
 
+def test_foreign_number_formats():
+    for dtype in (">f8", ">f4", "longdouble", "uint16", "float16", ">i4"):
+        given = np.arange(6).reshape(3, 2).astype(dtype)
+        np.testing.assert_array_equal(Correspondences(given, given).points0.numpy(), np.arange(6).reshape(3, 2))
+
+
+def test_scores_can_be_attached_later():
+    matches = Correspondences(points(3), points(3), K0=K, K1=K)
+    assert matches.with_scores([1, 2, 3]).scores.tolist() == [1, 2, 3]
+    assert matches.scores is None
+    with pytest.raises(InputError, match="scores: expected shape"):
+        matches.with_scores([1, 2])
+
+
 def test_input_is_not_aliased():
     mine = points(3)
     matches = Correspondences(mine, mine)
@@ -95,6 +109,7 @@ def test_non_finite_points_are_named(bad, name):
         ({"K0": K}, "K0 and K1: expected both or neither, K1 is missing"),
         ({"size1": (3, 4)}, "size0 and size1: expected both or neither, size0 is missing"),
         ({"K0": np.eye(4), "K1": K}, r"K0: expected shape \(3, 3\), got \(4, 4\)"),
+        ({"K0": K * 1j, "K1": K}, "K0: expected real numbers"),
         ({"K0": -K, "K1": K}, "K0: expected positive focal lengths"),
         ({"K0": K.T, "K1": K}, "K0: expected .*fx"),
         ({"size0": (0, 4), "size1": (3, 4)}, "size0: expected .width, height."),

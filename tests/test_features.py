@@ -61,6 +61,14 @@ def test_mutual_matches_are_one_to_one_even_among_duplicates(n, m, seed):
     assert ((found.ratio >= 0) & (found.ratio <= 1)).all()
 
 
+def test_every_descriptor_is_its_own_mutual_neighbour():
+    descriptors = detect(photo(), max_keypoints=200).descriptors
+    descriptors = np.unique(descriptors, axis=0)
+    found = nearest_neighbours(descriptors, descriptors)
+    np.testing.assert_array_equal(found.index, np.arange(len(descriptors)))
+    assert found.mutual.all()
+
+
 def test_neighbours_at_the_edges():
     empty = np.zeros((0, 8), np.float32)
     some = np.ones((3, 8), np.float32)
@@ -115,8 +123,12 @@ def test_bad_images_are_named():
         detect("a.jpg")
     with pytest.raises(InputError, match="detector: expected one of sift, orb, got 'surf'"):
         detect(photo(), "surf")
-    with pytest.raises(InputError, match="max_keypoints: expected at least 1"):
-        detect(photo(), max_keypoints=0)
+    for wrong in (np.zeros((5, 5, 2), np.uint8), np.zeros((0, 5), np.uint8)):
+        with pytest.raises(InputError, match="image: expected a uint8 array"):
+            detect(wrong)
+    for wrong in (0, 10.5, "5"):
+        with pytest.raises(InputError, match="max_keypoints: expected a whole number"):
+            detect(photo(), max_keypoints=wrong)
 
 
 def test_reading_files(tmp_path):

@@ -65,6 +65,17 @@ def test_stacks_and_nothing_are_guarded():
     assert _stack(np.zeros((3, 3))) == []
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_skewed_cameras(estimator):
+    clean = make_problem(noise=0.0, outliers=0)
+    m = clean.matches
+    skewed = m.K0 + torch.tensor([[0, 150.0, 0], [0, 0, 0], [0, 0, 0]])
+    rays = m.normalized()
+    p0, p1 = (torch.cat([r, torch.ones(len(m), 1)], dim=1) @ skewed.T for r in (rays[:, :2], rays[:, 2:]))
+    pose = estimate_pose(Correspondences(p0[:, :2], p1[:, :2], K0=skewed, K1=skewed), estimator)
+    assert rotation_error(torch.from_numpy(pose.R), clean.R) < 0.01
+
+
 def test_wrong_arguments_are_named(problem):
     with pytest.raises(InputError, match="estimator: expected one of ransac, magsac, poselib, got 'lmeds'"):
         estimate_pose(problem.matches, "lmeds")

@@ -19,7 +19,7 @@ def test_python_examples_run(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert blocks
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), {"K0": pair.K0, "K1": pair.K1})
+        exec(compile(block, "README.md", "exec"), {})
 
 
 def test_linked_files_exist():

@@ -151,6 +151,12 @@ class Correspondences:
         chosen.given_as_numpy = self.given_as_numpy
         return chosen
 
+    def with_scores(self, scores: Array) -> Correspondences:
+        """The same matches with scores, such as a pruner's, for estimators that draw the best ones first."""
+        scored = self.to(self.points0.device)
+        scored.scores = self._per_match("scores", scores)
+        return scored
+
     def to(self, device: str | torch.device) -> Correspondences:
         """The same matches on another device."""
         moved = object.__new__(Correspondences)
@@ -180,8 +186,13 @@ def scale_by_size(points: Tensor, size: tuple[float, float]) -> Tensor:
 
 
 def _tensor(name: str, values: Array) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach()
     try:
-        return values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+        array = np.array(values)
+        # Torch knows neither foreign byte orders nor long doubles, and little of unsigned numbers.
+        common = {"f": np.float64 if array.itemsize > 4 else np.float32, "i": np.int64, "u": np.int64}
+        return torch.from_numpy(array.astype(common.get(array.dtype.kind, array.dtype)))
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}: expected an array of numbers, got {type(values).__name__} ({error})") from None
 
@@ -211,6 +222,8 @@ def _points(name: str, values: Array) -> Tensor:
 
 def _camera(name: str, values: Array, like: Tensor) -> Tensor:
     K = _tensor(name, values)
+    if K.dtype.is_complex:
+        raise InputError(f"{name}: expected real numbers, got {K.dtype}")
     if K.shape != (3, 3):
         raise InputError(f"{name}: expected shape (3, 3), got {tuple(K.shape)}")
     K = _finite(name, K.to(like.device, like.dtype))

@@ -1,5 +1,6 @@
 """Every picture the product makes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from ananet.files import atomic_path
 
 GREEN = (96, 200, 64)
 RED = (56, 56, 224)
+BLUE = (224, 112, 32)
+YELLOW = (32, 224, 255)
 WHITE = (255, 255, 255)
-# Removed matches are usually many: they are drawn translucent, so that the photos stay visible.
+# The photos should stay visible: not all of thousands of matches are drawn, and removed ones translucent.
+MOST_LINES = 400
 REMOVED_OPACITY = 0.55
 PANEL_HEIGHT = 640
 GAP = 8
@@ -30,6 +34,8 @@ def draw_matches(
 ) -> np.ndarray:
     """Two photos side by side, matches between them: good ones green, on top; the others red and translucent.
 
+    At most 400 are drawn, chosen at random; the caption then says so.
+
     Args:
         image0, image1: [H x W x 3] uint8 BGR.
         points0, points1: [N x 2] pixel coordinates.
@@ -40,31 +46,64 @@ def draw_matches(
     Returns:
         [H x W x 3] uint8 BGR.
     """
+    canvas, starts, ends = _side_by_side(image0, image1, points0, points1, height)
+    shown = _some(len(good))
+    red, green = shown[~good[shown]], shown[good[shown]]
+    below = canvas.copy()
+    _draw_lines(below, starts[red], ends[red], RED)
+    canvas = cv2.addWeighted(below, REMOVED_OPACITY, canvas, 1 - REMOVED_OPACITY, 0)
+    _draw_lines(canvas, starts[green], ends[green], GREEN)
+    if caption and len(shown) < len(good):
+        caption += f"; {len(shown)} drawn"
+    return _write_caption(canvas, caption)
+
+
+def _some(count: int) -> np.ndarray:
+    """Numbers of as many matches as a picture can show, drawn at random, always the same ones."""
+    if count <= MOST_LINES:
+        return np.arange(count)
+    return np.random.default_rng(0).choice(count, MOST_LINES, replace=False)
+
+
+def draw_groups(
+    image0: np.ndarray,
+    image1: np.ndarray,
+    points0: np.ndarray,
+    points1: np.ndarray,
+    groups: Sequence[tuple[np.ndarray, tuple[int, int, int]]],
+    caption: str = "",
+    height: int = PANEL_HEIGHT,
+) -> np.ndarray:
+    """Two photos side by side and groups of matches, each of a colour, later ones on top; other matches are not drawn.
+
+    Args:
+        groups: (indices into the matches, BGR colour) each; the rest as for `draw_matches`.
+    """
+    canvas, starts, ends = _side_by_side(image0, image1, points0, points1, height)
+    for chosen, colour in groups:
+        _draw_lines(canvas, starts[chosen], ends[chosen], colour)
+    return _write_caption(canvas, caption)
+
+
+def _side_by_side(
+    image0: np.ndarray, image1: np.ndarray, points0: np.ndarray, points1: np.ndarray, height: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Both photos above a white bar for the caption, and where the points of each lie on this canvas."""
     panel0, scale0 = _panel(image0, height)
     panel1, scale1 = _panel(image1, height)
     offset = panel0.shape[1] + GAP
     canvas = np.full((height + BAR, offset + panel1.shape[1], 3), 255, np.uint8)
     canvas[:height, : panel0.shape[1]] = panel0
     canvas[:height, offset:] = panel1
-    starts = (points0 + 0.5) * scale0 - 0.5
-    ends = (points1 + 0.5) * scale1 - 0.5 + (offset, 0)
-    below = canvas.copy()
-    _draw_lines(below, starts[~good], ends[~good], RED)
-    canvas = cv2.addWeighted(below, REMOVED_OPACITY, canvas, 1 - REMOVED_OPACITY, 0)
-    _draw_lines(canvas, starts[good], ends[good], GREEN)
+    return canvas, (points0 + 0.5) * scale0 - 0.5, (points1 + 0.5) * scale1 - 0.5 + (offset, 0)
+
+
+def _write_caption(canvas: np.ndarray, caption: str) -> np.ndarray:
     if caption:
         # OpenCV's fonts are ASCII only.
         text = caption.encode("ascii", "replace").decode()
-        cv2.putText(
-            canvas,
-            text,
-            (8, canvas.shape[0] - 11),
-            cv2.FONT_HERSHEY_SIMPLEX,
-            0.6,
-            (32, 32, 32),
-            1,
-            cv2.LINE_AA,
-        )
+        place = (8, canvas.shape[0] - 11)
+        cv2.putText(canvas, text, place, cv2.FONT_HERSHEY_SIMPLEX, 0.6, (32, 32, 32), 1, cv2.LINE_AA)
     return canvas
 
 
@@ -76,6 +115,19 @@ def stack(*pictures: np.ndarray) -> np.ndarray:
         for picture in pictures
     ]
     return np.concatenate(padded, axis=0)
+
+
+def grid(pictures: Sequence[np.ndarray], columns: int) -> np.ndarray:
+    """Pictures in rows of so many, with white gaps; each keeps its size, in the top left of its cell."""
+    height = max(picture.shape[0] for picture in pictures)
+    width = max(picture.shape[1] for picture in pictures)
+    columns = min(columns, len(pictures))
+    rows = -(-len(pictures) // columns)
+    sheet = np.full((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3), 255, np.uint8)
+    for number, picture in enumerate(pictures):
+        top, left = number // columns * (height + GAP), number % columns * (width + GAP)
+        sheet[top : top + picture.shape[0], left : left + picture.shape[1]] = picture
+    return sheet
 
 
 def save_picture(path: str | Path, picture: np.ndarray) -> None:

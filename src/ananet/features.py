@@ -69,11 +69,12 @@ def detect(image: np.ndarray, detector: str = "sift", max_keypoints: int = 2000)
         detector: "sift" as in the paper (contrast threshold 1e-5, unit-length descriptors) or "orb".
         max_keypoints: the strongest so many are kept.
     """
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim not in (2, 3) or image.size == 0:
-        given = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
+    shape = getattr(image, "shape", ())
+    if getattr(image, "dtype", None) != np.uint8 or 0 in shape or not (len(shape) == 2 or shape[2:] == (3,)):
+        given = f"{image.dtype} {shape}" if isinstance(image, np.ndarray) else type(image).__name__
         raise InputError(f"image: expected a uint8 array of shape (H, W) or (H, W, 3), got {given}")
-    if max_keypoints < 1:
-        raise InputError(f"max_keypoints: expected at least 1, got {max_keypoints}")
+    if not isinstance(max_keypoints, int) or max_keypoints < 1:
+        raise InputError(f"max_keypoints: expected a whole number of at least 1, got {max_keypoints!r}")
     grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if image.ndim == 3 else image
     size = (grey.shape[1], grey.shape[0])
     extractor = _create_detector(detector, max_keypoints)
@@ -140,15 +141,14 @@ def nearest_neighbours(descriptors0: np.ndarray, descriptors1: np.ndarray) -> Ne
         similarity[every, index[rows]] = -np.inf
         second[rows] = similarity.max(axis=1)
 
-    # Rounding can lift a similarity above 0. Without a second neighbour, or with both at distance 0, the ratio is 1.
-    best, second = np.minimum(best, 0), np.minimum(second, 0)
-    ratio = np.ones(count, np.float32)
-    np.sqrt(np.divide(best, second, out=ratio, where=np.isfinite(second) & (second < 0)), out=ratio)
-
     mutual = np.zeros(count, bool)
     candidates = np.flatnonzero(best >= best_of_column[index])
     _, first = np.unique(index[candidates], return_index=True)
     mutual[candidates[first]] = True
+    # Rounding can lift a similarity above 0. Without a second neighbour, or with both at distance 0, the ratio is 1.
+    best, second = np.minimum(best, 0), np.minimum(second, 0)
+    ratio = np.ones(count, np.float32)
+    np.sqrt(np.divide(best, second, out=ratio, where=np.isfinite(second) & (second < 0)), out=ratio)
     return NearestNeighbours(index, ratio, mutual)
 
 

@@ -26,6 +26,7 @@ LARGEST_LOG10_NFA = -6.0
 # A fundamental matrix follows from this many matches.
 FIT = 7
 SUBSETS = (25, 50, 100, 200, 400)
+DISTINCTIVE_RATIO = 0.8
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,29 @@ def check_overlap(matches: Correspondences, kept: np.ndarray) -> Overlap:
         matches: all putative matches, with image sizes, ratios and mutual flags. Only mutual ones are counted, so
             that many keypoints matched to the same one do not vote many times; the most distinctive ones are
             also tested apart, since few right matches drown among many wrong ones.
-        kept: [N] bool, what a pruner kept of them; the geometry is fitted to these.
+        kept: [N] bool, what a pruner kept of them; a geometry is fitted to these.
     """
     if matches.size1 is None or matches.ratio is None or matches.mutual is None:
         raise InputError("matches: the overlap test expects size0, size1, ratio and mutual, got less")
     order = _distinct_best_first(matches)
-    F = estimate_fundamental(matches[torch.from_numpy(kept)], "magsac", threshold=THRESHOLD_PIXELS)
-    if F is None:
-        return Overlap(False, 0, len(order), math.inf)
-    distance = geometry.epipolar_distance(matches.points0.double().cpu(), matches.points1.double().cpu(), F)
-    agrees = (distance < THRESHOLD_PIXELS).numpy()[order]
     width, height = matches.size1
     # A random point lies near a line with at most this probability: a band across the image, over its area.
     chance = min(1.0, 2 * THRESHOLD_PIXELS * math.hypot(width, height) / (width * height))
     subsets = [n for n in SUBSETS if n < len(order)] + [len(order)]
-    log10_nfa = min(log10_false_alarms(n, int(agrees[:n].sum()), chance) for n in subsets) + math.log10(len(subsets))
-    return Overlap(log10_nfa < LARGEST_LOG10_NFA, int(agrees.sum()), len(order), log10_nfa)
+    distinctive = (matches.mutual & (matches.ratio < DISTINCTIVE_RATIO)).cpu().numpy()
+    best = Overlap(False, 0, len(order), math.inf)
+    # A pruner may fail where the photos do overlap: the most distinctive matches get a try of their own.
+    for fitted in (kept, distinctive):
+        F = estimate_fundamental(matches[fitted], "magsac", threshold=THRESHOLD_PIXELS)
+        if F is None:
+            continue
+        distance = geometry.epipolar_distance(matches.points0.double().cpu(), matches.points1.double().cpu(), F)
+        agrees = (distance < THRESHOLD_PIXELS).numpy()[order]
+        log10_nfa = min(log10_false_alarms(n, int(agrees[:n].sum()), chance) for n in subsets)
+        log10_nfa += math.log10(2 * len(subsets))
+        if log10_nfa < best.log10_nfa:
+            best = Overlap(log10_nfa < LARGEST_LOG10_NFA, int(agrees.sum()), len(order), log10_nfa)
+    return best
 
 
 def log10_false_alarms(tested: int, consistent: int, chance: float) -> float:

@@ -30,7 +30,12 @@ class Pose:
 
 
 def estimate_pose(
-    matches: Correspondences, estimator: str = "ransac", *, threshold: float = 1.0, use_scores: bool = False
+    matches: Correspondences,
+    estimator: str = "ransac",
+    *,
+    threshold: float = 1.0,
+    use_scores: bool = False,
+    confidence: float | None = None,
 ) -> Pose | None:
     """Relative pose of two calibrated cameras; None if there is no answer.
 
@@ -40,7 +45,11 @@ def estimate_pose(
         threshold: inlier threshold in pixels.
         use_scores: draw samples from the best matches first (PROSAC), by `matches.scores`. MAGSAC++ and
             PoseLib can, OpenCV's plain RANSAC cannot. Saves iterations; with OpenCV it costs accuracy.
+        confidence: sampling stops when a better answer is this unlikely; None for 0.99999 with OpenCV and for
+            PoseLib's own default.
     """
+    if confidence is not None and not 0 < confidence < 1:
+        raise InputError(f"confidence: expected a probability between 0 and 1, got {confidence!r}")
     if matches.K0 is None or matches.K1 is None:
         raise InputError("matches: a pose needs camera matrices, expected K0 and K1, got none")
     sampled = _checked(matches, estimator, threshold, use_scores)
@@ -52,9 +61,9 @@ def estimate_pose(
     limit = threshold / focal
 
     if estimator == "poselib":
-        found = _poselib_pose(sampled, threshold, use_scores)
+        found = _poselib_pose(sampled, threshold, use_scores, confidence)
     else:
-        found = _opencv_pose(sampled, estimator, limit, use_scores)
+        found = _opencv_pose(sampled, estimator, limit, use_scores, confidence or CONFIDENCE)
     if found is None:
         return None
     R, t = found
@@ -90,7 +99,7 @@ def _checked(matches: Correspondences, estimator: str, threshold: float, use_sco
     """The matches to sample from, best first if their scores are to be used."""
     if estimator not in ESTIMATORS:
         raise InputError(f"estimator: expected one of {', '.join(ESTIMATORS)}, got {estimator!r}")
-    if not threshold > 0:
+    if not 0 < threshold < np.inf:
         raise InputError(f"threshold: expected a positive number of pixels, got {threshold!r}")
     if not use_scores:
         return matches
@@ -102,7 +111,7 @@ def _checked(matches: Correspondences, estimator: str, threshold: float, use_sco
 
 
 def _opencv_pose(
-    matches: Correspondences, estimator: str, limit: float, use_scores: bool
+    matches: Correspondences, estimator: str, limit: float, use_scores: bool, confidence: float
 ) -> tuple[Tensor, Tensor] | None:
     # OpenCV gets rays and the identity for a camera, since the two cameras may differ.
     rays = matches.normalized().double().cpu()
@@ -110,10 +119,10 @@ def _opencv_pose(
     eye = np.eye(3)
     try:
         if estimator == "magsac":
-            options = _usac_options(limit, use_scores)
+            options = _usac_options(limit, use_scores, confidence)
             E, _ = cv2.findEssentialMat(rays0.numpy(), rays1.numpy(), eye, eye, None, None, options)
         else:
-            E, _ = cv2.findEssentialMat(rays0.numpy(), rays1.numpy(), eye, cv2.RANSAC, CONFIDENCE, limit)
+            E, _ = cv2.findEssentialMat(rays0.numpy(), rays1.numpy(), eye, cv2.RANSAC, confidence, limit)
     except cv2.error:
         return None
     # Five points can have several solutions: the one with most points in front of both cameras wins.
@@ -135,7 +144,7 @@ def _stack(matrices: np.ndarray | None) -> list[Tensor]:
     return [torch.from_numpy(M.copy()) for M in matrices.reshape(-1, 3, 3) if np.isfinite(M).all() and M.any()]
 
 
-def _usac_options(threshold: float, use_scores: bool) -> Any:
+def _usac_options(threshold: float, use_scores: bool, confidence: float = CONFIDENCE) -> Any:
     """OpenCV's MAGSAC++ preset, with progressive sampling if matches come best first."""
     options = cv2.UsacParams()
     options.score = cv2.SCORE_METHOD_MAGSAC
@@ -145,18 +154,22 @@ def _usac_options(threshold: float, use_scores: bool) -> Any:
     options.final_polisher = cv2.MAGSAC
     options.sampler = cv2.SAMPLING_PROSAC if use_scores else cv2.SAMPLING_UNIFORM
     options.maxIterations = MAX_ITERATIONS
-    options.confidence = CONFIDENCE
+    options.confidence = confidence
     options.threshold = threshold
     return options
 
 
-def _poselib_pose(matches: Correspondences, threshold: float, use_scores: bool) -> tuple[Tensor, Tensor] | None:
+def _poselib_pose(
+    matches: Correspondences, threshold: float, use_scores: bool, confidence: float | None
+) -> tuple[Tensor, Tensor] | None:
     poselib = _import_poselib()
+    assert matches.K0 is not None and matches.K1 is not None
     points0, points1 = matches.numpy_points()
+    camera0, camera1 = _poselib_camera(matches.K0, points0), _poselib_camera(matches.K1, points1)
     options = _poselib_options(threshold, use_scores)
-    pose, info = poselib.estimate_relative_pose(
-        points0, points1, _poselib_camera(matches.K0), _poselib_camera(matches.K1), options, {}
-    )
+    if confidence is not None:
+        options["success_prob"] = confidence
+    pose, info = poselib.estimate_relative_pose(points0, points1, camera0, camera1, options, {})
     R, t = torch.from_numpy(np.array(pose.R)), torch.from_numpy(np.array(pose.t))
     length = t.norm()
     if info["num_inliers"] == 0 or not torch.isfinite(R).all() or not length > 0:
@@ -172,9 +185,10 @@ def _poselib_options(threshold: float, use_scores: bool) -> dict[str, Any]:
     }
 
 
-def _poselib_camera(K: Tensor | None) -> dict[str, Any]:
-    assert K is not None
+def _poselib_camera(K: Tensor, points: np.ndarray) -> dict[str, Any]:
+    """The camera as PoseLib describes it. It knows no skew, so that is taken out of the points, in place."""
     fx, fy, cx, cy = (K[0, 0].item(), K[1, 1].item(), K[0, 2].item(), K[1, 2].item())
+    points[:, 0] -= K[0, 1].item() * (points[:, 1] - cy) / fy
     # PoseLib does not use the image size, but wants one.
     return {"model": "PINHOLE", "width": int(2 * cx), "height": int(2 * cy), "params": [fx, fy, cx, cy]}
 

@@ -116,10 +116,12 @@ def test_bad_photos_are_one_clear_line(photos, tmp_path, capsys):
         (["--focal", "0"], "--focal: expected a positive"),
         (["--focal", "900", "--k0", "1,2,3,4"], "either --focal or --k0"),
         (["--pruner", "nonsense"], "pruner: expected one of"),
-        (["--max-keypoints", "0"], "max_keypoints: expected at least 1"),
+        (["--max-keypoints", "0"], "max_keypoints: expected a whole number of at least 1"),
+        (["--k0", ""], "--k0: expected fx,fy,cx,cy"),
+        (["--threshold", "inf"], "--threshold: expected a positive"),
         (["-o", "no/such/folder/a.png"], "folder no/such/folder does not exist"),
         (["-o", "a.nonsense"], "expected a picture file"),
-        (["--threshold", "0", "--focal", "900"], "threshold: expected a positive"),
+        (["--threshold", "0"], "--threshold: expected a positive"),
     ],
 )
 def test_wrong_arguments_of_match(arguments, message, photos, capsys):
@@ -165,6 +167,19 @@ def test_prune_wrong_files(tmp_path, capsys):
         assert code == 2, path
         assert message in err and err.count("\n") == 1
     assert not list(tmp_path.glob("*.pruned.npz"))
+
+
+def test_inputs_are_never_overwritten(photos, problem, tmp_path, capsys):
+    p0, p1 = problem.matches.numpy_points()
+    np.savez(tmp_path / "m.npz", points0=p0, points1=p1)
+    before = (tmp_path / "m.npz").read_bytes(), (photos / "a.jpg").read_bytes()
+    for arguments in (
+        ["prune", tmp_path / "m.npz", "-o", tmp_path / "m.npz"],
+        ["match", photos / "a.jpg", photos / "b.jpg", "-o", photos / "a.jpg"],
+    ):
+        code, _, err = run(capsys, *arguments)
+        assert code == 2 and "would be overwritten" in err
+    assert before == ((tmp_path / "m.npz").read_bytes(), (photos / "a.jpg").read_bytes())
 
 
 def test_prune_no_matches(tmp_path, capsys):

@@ -5,6 +5,7 @@ inside `run` alone, so that help appears at once.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,6 +19,10 @@ COMMANDS = {
     "demo": "prune the matches of a photo pair with known geometry, and show what it brought",
     "list": "list the pruners",
     "data": "make training pairs from photos",
+    "evaluate": "measure pruners on pairs with known truth",
+    "benchmark": "measure how fast pruners and networks are",
+    "explain": "show what a trained network sees in two photos",
+    "train": "train ANA-Net, or fine-tune it on pairs of your own",
 }
 
 # Exit codes: 0 all well, 1 no answer (photos that do not overlap), 2 wrong arguments or unreadable input.
@@ -36,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         return import_module(f"ananet.cli.{arguments.command}").run(arguments)
+    except BrokenPipeError:
+        # The reader of our output went away, as `| head` does; nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (InputError, MissingExtraError, OSError) as error:
         print(f"ananet {arguments.command}: {error}", file=sys.stderr)
         return BAD_INPUT

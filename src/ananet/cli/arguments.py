@@ -1,7 +1,9 @@
 """Arguments that several commands share, and how their values are read."""
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +19,15 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
+def print_json(result: Any) -> None:
+    """Strict JSON: other languages know neither NaN nor Infinity."""
+    print(json.dumps(result, allow_nan=False))
+
+
 def camera_matrix(name: str, text: str) -> np.ndarray:
     """A camera matrix from `fx,fy,cx,cy`, or from a text file that holds these four or all nine numbers."""
     source = Path(text)
-    if source.is_file():
+    if text and source.is_file():
         try:
             text = source.read_text()
         except UnicodeDecodeError:
@@ -34,7 +41,8 @@ def camera_matrix(name: str, text: str) -> np.ndarray:
     if len(numbers) == 4:
         fx, fy, cx, cy = numbers
         return np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
-    raise InputError(f"{name}: expected fx,fy,cx,cy or a text file with 4 or 9 numbers, got {text.strip()!r}")
+    given = str(source) if source.is_file() else repr(text)
+    raise InputError(f"{name}: expected fx,fy,cx,cy or a text file with 4 or 9 numbers, got {given}")
 
 
 def centred_camera(focal: float, size: tuple[int, int]) -> np.ndarray:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
 
-from ananet.cli.arguments import add_json
+from ananet.cli.arguments import add_json, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +71,7 @@ def run_build(arguments: argparse.Namespace) -> int:
         "out": str(arguments.out),
     }
     if arguments.json:
-        print(json.dumps(result))
+        print_json(result)
     else:
         print(
             f"{result['pairs']} pairs of {result['photos']} photos in {result['scenes']} scenes "
@@ -83,7 +82,24 @@ def run_build(arguments: argparse.Namespace) -> int:
 
 
 def run_sfm(arguments: argparse.Namespace) -> int:
-    raise NotImplementedError
+    from ananet.datasets.sfm import reconstruct
+
+    result = reconstruct(arguments.photos, arguments.out, progress=sys.stderr.isatty())
+    if arguments.json:
+        print_json(
+            {
+                "registered": list(result.registered),
+                "left_out": list(result.left_out),
+                "points": result.points,
+                "reprojection_error": result.reprojection_error,
+                "out": str(arguments.out),
+            }
+        )
+        return 0
+    print(result.summary)
+    if result.left_out:
+        print("left out: " + ", ".join(result.left_out))
+    return 0
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
@@ -104,7 +120,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     rows = scene_table(pairs, facts)
     save_picture(arguments.output, draw_pair_set(pairs, facts, arguments.seed))
     if arguments.json:
-        print(json.dumps({**as_json(rows, facts), "picture": str(arguments.output)}))
+        print_json({**as_json(rows, facts), "picture": str(arguments.output)})
         return 0
     print(format_table(rows))
     print(f"\n{len(pairs)} pairs. Picture: {arguments.output} (distinctive matches, green labelled right, red wrong)")

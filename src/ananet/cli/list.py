@@ -1,9 +1,8 @@
 """`ananet list`: the pruners by name."""
 
 import argparse
-import json
 
-from ananet.cli.arguments import add_json
+from ananet.cli.arguments import add_json, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +14,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     pruners = list_pruners()
     if arguments.json:
-        print(json.dumps({"default": DEFAULT, "pruners": pruners}))
+        print_json({"default": DEFAULT, "pruners": pruners})
         return 0
     for name, summary in pruners.items():
         print(f"{name:8} {summary}{' (default)' if name == DEFAULT else ''}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ananet.cli.arguments import add_json, add_pruner, camera_matrix, centred_camera
+from ananet.cli.arguments import add_json, add_pruner, camera_matrix, centred_camera, print_json
 from ananet.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,15 +44,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ananet.drawing import draw_matches, save_picture
     from ananet.features import detect, match, read_image
+    from ananet.files import check_output
     from ananet.overlap import check_overlap
     from ananet.pose import estimate_pose
     from ananet.pruners import load
     from ananet.stopwatch import Stopwatch
 
-    if arguments.focal is not None and (arguments.k0 or arguments.k1):
+    check_output(arguments.output, arguments.image0, arguments.image1)
+    if arguments.focal is not None and (arguments.k0 is not None or arguments.k1 is not None):
         raise InputError("--focal: expected either --focal or --k0 and --k1, got both")
-    if arguments.k1 and not arguments.k0:
+    if arguments.k1 is not None and arguments.k0 is None:
         raise InputError("--k1: expected together with --k0, got it alone")
+    if not 0 < arguments.threshold < math.inf:
+        raise InputError(f"--threshold: expected a positive number of pixels, got {arguments.threshold:g}")
     pruner = load(arguments.pruner, device=arguments.device)
     watch = Stopwatch()
     image0, image1 = read_image(arguments.image0), read_image(arguments.image1)
@@ -67,9 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     K0 = K1 = None
     if arguments.focal is not None:
         K0, K1 = (centred_camera(arguments.focal, features.size) for features in (features0, features1))
-    elif arguments.k0:
+    elif arguments.k0 is not None:
         K0 = camera_matrix("--k0", arguments.k0)
-        K1 = camera_matrix("--k1", arguments.k1) if arguments.k1 else K0
+        K1 = K0 if arguments.k1 is None else camera_matrix("--k1", arguments.k1)
     matches = match(features0, features1, K0=K0, K1=K1)
     watch.lap("match")
     kept = pruner(matches)
@@ -93,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         "matches": len(matches),
         "kept": int(kept.mask.sum()),
         "overlap": overlap.found,
-        "log10_false_alarms": overlap.log10_nfa if overlap.consistent else None,
+        "log10_false_alarms": overlap.log10_nfa if math.isfinite(overlap.log10_nfa) else None,
         "pose": None,
         "picture": str(arguments.output) if overlap.found else None,
         "milliseconds": watch.milliseconds,
@@ -107,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
             "threshold_pixels": arguments.threshold,
         }
     if arguments.json:
-        print(json.dumps(result))
+        print_json(result)
     elif overlap.found:
         _report(result, calibrated=K0 is not None)
     if not overlap.found:

@@ -1,10 +1,9 @@
 """`ananet prune`: prune matches stored in an .npz file."""
 
 import argparse
-import json
 from pathlib import Path
 
-from ananet.cli.arguments import add_json, add_pruner
+from ananet.cli.arguments import add_json, add_pruner, print_json
 
 REQUIRED = ("points0", "points1")
 OPTIONAL = ("K0", "K1", "size0", "size1", "ratio", "mutual", "scores")
@@ -24,18 +23,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import numpy as np
 
-    from ananet.files import atomic_path
+    from ananet.files import atomic_path, check_output
     from ananet.pruners import load
 
+    output = arguments.output or arguments.file.with_suffix(".pruned.npz")
+    check_output(output, arguments.file)
     matches = read_matches(arguments.file)
     pruner = load(arguments.pruner, device=arguments.device)
     kept = pruner(matches)
-    output = arguments.output or arguments.file.with_suffix(".pruned.npz")
     with atomic_path(output) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, mask=kept.mask, scores=kept.scores, logits=kept.logits)
     count = int(kept.mask.sum())
     if arguments.json:
-        print(json.dumps({"pruner": pruner.name, "matches": len(matches), "kept": count, "output": str(output)}))
+        print_json({"pruner": pruner.name, "matches": len(matches), "kept": count, "output": str(output)})
     else:
         print(f"{pruner.name}: kept {count} of {len(matches)} matches, written to {output}")
     return 0
@@ -51,12 +51,14 @@ def read_matches(path: Path):  # type: ignore[no-untyped-def]  # the type would 
     from ananet.errors import InputError
 
     if not path.is_file():
-        raise InputError(f"{path}: no such file")
+        raise InputError(
+            f"{path}: expected an .npz file, got a directory" if path.is_dir() else f"{path}: no such file"
+        )
     try:
-        stored = np.load(path, allow_pickle=False)
-        if isinstance(stored, np.ndarray):
-            raise InputError(f"{path}: expected an .npz file, got a single array")
-        with stored:
+        with path.open("rb") as file:
+            stored = np.load(file, allow_pickle=False)
+            if isinstance(stored, np.ndarray):
+                raise InputError(f"{path}: expected an .npz file, got a single array")
             arrays = {name: stored[name] for name in stored.files}
     except InputError:
         raise

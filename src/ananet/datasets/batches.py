@@ -7,6 +7,7 @@ num_workers=w)` gives the same batches for any w. With the table on a GPU nothin
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,18 +66,26 @@ class PairBatches(Dataset[Batch]):
     """An endless sequence of batches: `batches[k]` is the k-th. Every scene is drawn equally often."""
 
     def __init__(
-        self, pairs: PairSet, settings: BatchSettings, seed: int = 0, device: str | torch.device = "cpu"
+        self,
+        pairs: PairSet,
+        settings: BatchSettings,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        without: Sequence[str] = (),
     ) -> None:
+        """Batches of all scenes but those named in `without`."""
+        unknown = sorted(set(without) - set(pairs.scenes))
+        if unknown:
+            raise InputError(f"without: no scene {', '.join(unknown)}, expected some of {', '.join(pairs.scenes)}")
         counts = torch.bincount(pairs.pair_scene, minlength=len(pairs.scenes))
-        if len(pairs) == 0:
+        wanted = torch.tensor([name not in without for name in pairs.scenes], dtype=torch.bool) & (counts > 0)
+        if not wanted.any():
             raise InputError("pairs: expected at least one pair, got none")
         self.settings, self.seed, self.device = settings, seed, torch.device(device)
         self.table = pairs.table.to(device)
-        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)[:-1]])
-        # Scenes without pairs cannot be drawn.
-        self.scene_start, self.scene_count = (x[counts > 0].to(device) for x in (starts, counts))
-        lengths = pairs.table.pair_start.diff()
-        self.longest = int(lengths.max())
+        self.scene_start = (counts.cumsum(0) - counts)[wanted].to(device)
+        self.scene_count = counts[wanted].to(device)
+        self.longest = int(pairs.table.pair_start.diff().max())
 
     def __getitem__(self, number: int) -> Batch:
         draw = _Draw(self.seed, number, self.settings.batch_size, self.device)

@@ -63,8 +63,12 @@ class Pruner(ABC):
         """
         return self.batch([as_correspondences(points0, points1, given)])[0]
 
+    def __repr__(self) -> str:
+        return f"<pruner {self.name}>"
+
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         """Prune many image pairs, each with its own number of matches."""
+        check_pairs(pairs)
         return [answer(pair, self.logits(pair) if len(pair) else pair.points0[:, 0]) for pair in pairs]
 
 
@@ -80,9 +84,16 @@ def as_correspondences(
     return points0
 
 
+def check_pairs(pairs: Sequence[Correspondences]) -> None:
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, Correspondences):
+            raise InputError(f"pairs[{number}]: expected Correspondences, got {type(pair).__name__}")
+
+
 def answer(pair: Correspondences, logits: Tensor) -> Pruned:
     """Turn logits into the answer, as numpy if the pair came as numpy."""
-    logits = logits.detach().to(pair.points0.device, torch.float32)
+    # Coordinates beyond all reason can overflow a network: such a match is undecided, and so not kept.
+    logits = torch.nan_to_num(logits.detach().to(pair.points0.device, torch.float32))
     # A sigmoid reaches 1 in float32; a probability should not.
     scores = logits.sigmoid().clamp(max=1 - 2.0**-24)
     mask = logits > 0

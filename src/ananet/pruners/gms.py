@@ -38,7 +38,7 @@ class GMS(Pruner):
     name = "gms"
 
     def __init__(self, rotation: bool = True, scale: bool = True, threshold: float = 6.0) -> None:
-        if threshold <= 0:
+        if not threshold > 0:
             raise InputError(f"threshold: expected a positive number, got {threshold!r}")
         self.threshold = threshold
         self.scales = SCALES if scale else SCALES[:1]

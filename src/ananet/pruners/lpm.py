@@ -5,6 +5,8 @@ neighbours lost, and those kept that do not move like the match itself. A first 
 likely inliers; a second round looks for neighbours among these alone, where outliers no longer disturb.
 """
 
+import cv2
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +14,8 @@ from ananet.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.pruners.base import Pruner, margin
 
-ROWS_AT_ONCE = 1024
+# FLANN's single k-d tree, which searches exactly; OpenCV has no name for it.
+EXACT_TREE = 4
 
 
 class LPM(Pruner):
@@ -21,7 +24,7 @@ class LPM(Pruner):
     Args:
         neighbours: neighbourhood sizes; costs are averaged over them.
         agreement: how alike two motions must be, 0 (opposite) to 1 (the same); the paper's tau.
-        limits: the largest cost of an inlier in the first and in the second round; the paper's lambda.
+        limits: an inlier costs less than this, in the first and in the second round; the paper's lambda.
     """
 
     name = "lpm"
@@ -32,7 +35,7 @@ class LPM(Pruner):
         agreement: float = 0.2,
         limits: tuple[float, float] = (0.8, 0.5),
     ) -> None:
-        if not neighbours or min(neighbours) < 1:
+        if len(neighbours) == 0 or min(neighbours) < 1:
             raise InputError(f"neighbours: expected sizes of at least 1, got {neighbours!r}")
         if len(limits) != 2 or not all(0 < limit <= 1 for limit in limits):
             raise InputError(f"limits: expected two numbers in (0, 1], got {limits!r}")
@@ -41,7 +44,7 @@ class LPM(Pruner):
     def logits(self, matches: Correspondences) -> Tensor:
         everyone = torch.ones(len(matches), dtype=torch.bool, device=matches.points0.device)
         first = self._cost(matches, everyone)
-        second = self._cost(matches, first <= self.limits[0])
+        second = self._cost(matches, first < self.limits[0])
         return margin(self.limits[1], second)
 
     def _cost(self, matches: Correspondences, candidates: Tensor) -> Tensor:
@@ -71,17 +74,14 @@ class LPM(Pruner):
 
 
 def nearest_candidates(points: Tensor, candidates: Tensor, k: int) -> Tensor:
-    """[N x k] indices of the nearest candidates of every point, itself excluded, ties by index."""
-    index = candidates.nonzero()[:, 0]
-    pool = points[index]
-    place = torch.full((len(points),), -1, device=points.device)
-    place[index] = torch.arange(len(index), device=points.device)
-    found = []
-    for start in range(0, len(points), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
-        distance = torch.cdist(points[rows], pool)
-        own = place[rows]
-        row = (own >= 0).nonzero()[:, 0]
-        distance[row, own[row]] = torch.inf
-        found.append(distance.topk(k, largest=False).indices)
-    return index[torch.cat(found)]
+    """[N x k] indices of the nearest candidates of every point, itself excluded; there must be more than k."""
+    pool = candidates.nonzero()[:, 0].cpu().numpy()
+    # Centred, since the tree works in single precision.
+    place = (points - points.mean(0)).detach().cpu().numpy().astype(np.float32)
+    tree = cv2.flann.Index(place[pool], {"algorithm": EXACT_TREE})
+    # One more than asked for, since a candidate finds itself; whoever does not drops the farthest instead.
+    found, _ = tree.knnSearch(place, k + 1, params={"checks": -1})
+    found = pool[found]
+    surplus = found == np.arange(len(points))[:, None]
+    surplus[~surplus.any(axis=1), -1] = True
+    return torch.from_numpy(found[~surplus].reshape(len(points), k)).to(points.device)

@@ -1,0 +1,319 @@
+"""Photos without poses to a posed scene, by structure from motion with pycolmap (an extra)."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from tqdm import tqdm
+
+from ananet.errors import InputError, MissingExtraError
+from ananet.features import nearest_neighbours, read_image
+
+logger = logging.getLogger(__name__)
+
+PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp")
+FEWEST_PHOTOS = 3
+# A photo with fewer keypoints is not worth matching; COLMAP itself drops pairs of fewer matches than this.
+FEWEST_KEYPOINTS = 50
+FEWEST_MATCHES = 15
+# Up to so many photos every pair is matched. Beyond, each with those that look most alike.
+MOST_FOR_ALL_PAIRS = 120
+CANDIDATES = 25
+# So many photos or pairs go to COLMAP at once: between its calls the progress bar moves.
+PHOTOS_AT_ONCE, PAIRS_AT_ONCE = 8, 16
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What became of a folder of photos."""
+
+    folder: Path
+    """`images/` and `sparse/`, as `read_posed_scene` takes it."""
+    photos: int
+    registered: tuple[str, ...]
+    """Names in `images/` of the photos that got a pose: their own, with underscores for blanks."""
+    left_out: tuple[str, ...]
+    """Names of the photos that cannot be read or did not get a pose."""
+    points: int
+    """3D points the poses stand on."""
+    reprojection_error: float
+    """Mean, in pixels. Above 1.5 is suspicious."""
+
+    @property
+    def summary(self) -> str:
+        return (
+            f"{len(self.registered)} of {self.photos} photos registered, {self.points} points, "
+            f"reprojection error {self.reprojection_error:.2f} px"
+        )
+
+
+def reconstruct(
+    photos: str | Path,
+    out: str | Path,
+    *,
+    longest_side: int = 1600,
+    max_keypoints: int = 4096,
+    progress: bool = True,
+) -> Reconstruction:
+    """Finds cameras and poses of a folder of photos, and writes them as a scene: `out/images`, `out/sparse` (text).
+
+    Photos are turned upright, scaled to `longest_side` at most, and come out undistorted. If they fall into several
+    models that cannot be joined, the largest is taken. `out` appears complete or not at all.
+
+    Args:
+        photos: folder with at least three photos, subfolders included.
+        out: folder to be made; it must not exist, or be empty.
+        longest_side, max_keypoints: less is faster, more registers more photos.
+        progress: show progress bars.
+
+    Raises InputError with the probable reason where the photos do not reconstruct.
+    """
+    pycolmap = _import_pycolmap()
+    photos, out = Path(photos), Path(out)
+    found = _find_photos(photos)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"out: expected a folder that does not exist or is empty, got {out}")
+    if not out.parent.is_dir():
+        raise InputError(f"out: the folder {out.parent} does not exist")
+    with _temporary_folder(out) as work, _quiet(pycolmap):
+        run = _Run(pycolmap, work, max_keypoints, progress)
+        run.prepare(found, longest_side)
+        run.extract()
+        run.match()
+        model = run.map()
+        scene = run.undistort(model)
+        if out.exists():
+            out.rmdir()
+        scene.rename(out)
+    registered = sorted(image.name for image in model.images.values() if image.has_pose)
+    return Reconstruction(
+        out,
+        len(found),
+        tuple(registered),
+        tuple(sorted(set(found) - set(registered))),
+        model.num_points3D(),
+        float(model.compute_mean_reprojection_error()),
+    )
+
+
+class _Run:
+    """The steps from photos to a scene; each leaves files in the working folder for the next."""
+
+    def __init__(self, pycolmap: Any, work: Path, max_keypoints: int, progress: bool) -> None:
+        self.pycolmap, self.max_keypoints, self.progress = pycolmap, max_keypoints, progress
+        self.images, self.database = work / "photos", work / "database.db"
+        self.models, self.scene, self.pair_list = work / "models", work / "scene", work / "pairs.txt"
+        self.cameras: dict[tuple[int, int, float | None], list[str]] = defaultdict(list)
+        """Names of the photos that one camera took: of the same size and focal length."""
+
+    @property
+    def names(self) -> list[str]:
+        return [name for names in self.cameras.values() for name in names]
+
+    def bar(self, total: int, label: str) -> Any:
+        return tqdm(total=total, desc=label, disable=not self.progress)
+
+    def prepare(self, photos: dict[str, Path], longest_side: int) -> None:
+        """Upright, scaled copies: COLMAP ignores EXIF orientation, and everyone after it does not."""
+        for name, path in tqdm(photos.items(), desc="photos", disable=not self.progress):
+            try:
+                image = read_image(path)
+            except InputError as error:
+                logger.warning("left out: %s", error)
+                continue
+            height, width = image.shape[:2]
+            scale = min(1.0, longest_side / max(width, height))
+            if scale < 1:
+                size = (max(1, round(width * scale)), max(1, round(height * scale)))
+                image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+            target = self.images / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(target), image, [cv2.IMWRITE_JPEG_QUALITY, 95])
+            guess = self.pycolmap.infer_camera_from_image(path)
+            focal = round(guess.mean_focal_length() * scale, 1) if guess.has_prior_focal_length else None
+            self.cameras[image.shape[1], image.shape[0], focal].append(name)
+        if len(self.names) < FEWEST_PHOTOS:
+            raise InputError(
+                f"photos: expected at least {FEWEST_PHOTOS} photos that can be read, got {len(self.names)}"
+            )
+
+    def extract(self) -> None:
+        """SIFT of every photo, one camera for each group."""
+        pycolmap = self.pycolmap
+        options = pycolmap.FeatureExtractionOptions()
+        options.sift.max_num_features = self.max_keypoints
+        self.pycolmap.Database.open(self.database).close()
+        with self.bar(len(self.names), "features") as bar:
+            for (width, height, focal), names in self.cameras.items():
+                reader = pycolmap.ImageReaderOptions(camera_model="SIMPLE_RADIAL")
+                if focal is not None:
+                    reader.camera_params = f"{focal},{width / 2},{height / 2},0"
+                for some in _chunks(names, PHOTOS_AT_ONCE):
+                    pycolmap.extract_features(
+                        self.database,
+                        self.images,
+                        some,
+                        pycolmap.CameraMode.SINGLE,
+                        reader,
+                        options,
+                        pycolmap.Device.cpu,
+                    )
+                    with pycolmap.Database.open(self.database) as database:
+                        reader.existing_camera_id = database.read_image_with_name(some[0]).camera_id
+                    bar.update(len(some))
+        with pycolmap.Database.open(self.database) as database:
+            counts = {
+                image.name: database.num_keypoints_for_image(image.image_id) for image in database.read_all_images()
+            }
+        poor = [name for name in self.names if counts.get(name, 0) < FEWEST_KEYPOINTS]
+        if len(self.names) - len(poor) < FEWEST_PHOTOS:
+            raise InputError(
+                f"photos: too few features: {len(poor)} of {len(self.names)} photos have fewer than "
+                f"{FEWEST_KEYPOINTS} keypoints. They may be blurred, very small, or show plain surfaces"
+            )
+
+    def match(self) -> None:
+        """Matches and verifies pairs of photos."""
+        pycolmap = self.pycolmap
+        pairs = self._promising_pairs() if len(self.names) > MOST_FOR_ALL_PAIRS else list(combinations(self.names, 2))
+        with self.bar(len(pairs), "pairs") as bar:
+            for some in _chunks(pairs, PAIRS_AT_ONCE):
+                self.pair_list.write_text("".join(f"{first} {second}\n" for first, second in some), encoding="utf-8")
+                pycolmap.match_image_pairs(
+                    self.database,
+                    pairing_options=pycolmap.ImportedPairingOptions(match_list_path=self.pair_list),
+                    device=pycolmap.Device.cpu,
+                )
+                bar.update(len(some))
+        with pycolmap.Database.open(self.database) as database:
+            _, inliers = database.read_two_view_geometry_num_inliers()
+        self.verified_pairs = sum(count >= FEWEST_MATCHES for count in inliers)
+        if self.verified_pairs < FEWEST_PHOTOS - 1:
+            raise InputError(
+                f"photos: too few matched pairs: {self.verified_pairs} of {len(pairs)} pairs share "
+                f"{FEWEST_MATCHES} consistent matches. The photos may not overlap, or not show the same place"
+            )
+
+    def _promising_pairs(self) -> list[tuple[str, str]]:
+        """Pairs whose largest features match best.
+
+        Large features are few and survive changes of scale: a few hundred tell which photos overlap at a small
+        part of the cost (preemptive matching; Wu, Towards linear-time incremental structure from motion, 2013).
+        """
+        largest = 256
+        descriptors = {}
+        with self.pycolmap.Database.open(self.database) as database:
+            for image in database.read_all_images():
+                keypoints = np.asarray(database.read_keypoints(image.image_id))
+                values = np.asarray(database.read_descriptors(image.image_id).data, np.float32)
+                # Columns 2 to 5 are the affine shape: its determinant is the squared scale.
+                shape = keypoints[:, 2:6]
+                area = shape[:, 0] * shape[:, 3] - shape[:, 1] * shape[:, 2]
+                descriptors[image.name] = values[np.argsort(-area)[:largest]]
+        names = sorted(descriptors)
+        likeness = np.zeros((len(names), len(names)))
+        for i, j in tqdm(
+            combinations(range(len(names)), 2),
+            desc="overlap",
+            total=len(names) * (len(names) - 1) // 2,
+            disable=not self.progress,
+        ):
+            found = nearest_neighbours(descriptors[names[i]], descriptors[names[j]])
+            likeness[i, j] = likeness[j, i] = np.count_nonzero(found.mutual & (found.ratio < 0.85))
+        best = np.argsort(-likeness, axis=1)[:, :CANDIDATES]
+        chosen = {(min(i, int(j)), max(i, int(j))) for i in range(len(names)) for j in best[i] if likeness[i, j] > 0}
+        return [(names[i], names[j]) for i, j in sorted(chosen)]
+
+    def map(self) -> Any:
+        """The largest model that incremental mapping finds."""
+        options = self.pycolmap.IncrementalPipelineOptions()
+        options.min_model_size = FEWEST_PHOTOS
+        options.random_seed = 0
+        self.models.mkdir()
+        with self.bar(len(self.names), "poses") as bar:
+            # The first two photos come as one event.
+            models = self.pycolmap.incremental_mapping(
+                self.database,
+                self.images,
+                self.models,
+                options,
+                initial_image_pair_callback=lambda: bar.update(2),
+                next_image_callback=bar.update,
+            )
+        if not models:
+            raise InputError(
+                f"photos: no initial pair: {self.verified_pairs} pairs match, but none can start a reconstruction of "
+                f"{FEWEST_PHOTOS} photos. The camera may have turned without moving, or moved too little or too far"
+            )
+        return max(models.values(), key=lambda model: model.num_reg_images())
+
+    def undistort(self, model: Any) -> Path:
+        """The finished scene: undistorted photos, and the model as text."""
+        chosen = self.models / "chosen"
+        chosen.mkdir()
+        model.write(chosen)
+        undistorted = self.scene.with_name("undistorted")
+        self.pycolmap.undistort_images(undistorted, chosen, self.images, jpeg_quality=95)
+        (self.scene / "sparse").mkdir(parents=True)
+        self.pycolmap.Reconstruction(undistorted / "sparse").write_text(self.scene / "sparse")
+        (undistorted / "images").rename(self.scene / "images")
+        return self.scene
+
+
+def _find_photos(folder: Path) -> dict[str, Path]:
+    """Photos by name relative to the folder, in order. Blanks become underscores: COLMAP's pair lists split there."""
+    if not folder.is_dir():
+        raise InputError(f"photos: expected a folder, got {folder}")
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PHOTO_SUFFIXES and path.is_file())
+    if len(paths) < FEWEST_PHOTOS:
+        raise InputError(f"photos: expected at least {FEWEST_PHOTOS} photos in {folder}, got {len(paths)}")
+    photos = {re.sub(r"\s", "_", path.relative_to(folder).as_posix()): path for path in paths}
+    if len(photos) < len(paths):
+        raise InputError(f"photos: expected names that differ in more than blanks and underscores in {folder}")
+    return photos
+
+
+def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+@contextmanager
+def _temporary_folder(out: Path) -> Iterator[Path]:
+    """Beside `out`, so that a finished scene can be renamed to it."""
+    work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _quiet(pycolmap: Any) -> Iterator[None]:
+    """COLMAP tells every step on stderr, through the progress bars; only its errors are worth that."""
+    before = pycolmap.logging.minloglevel
+    pycolmap.logging.minloglevel = pycolmap.logging.Level.ERROR.value
+    try:
+        yield
+    finally:
+        pycolmap.logging.minloglevel = before
+
+
+def _import_pycolmap() -> Any:
+    try:
+        import pycolmap
+    except ImportError:
+        raise MissingExtraError("pycolmap", "colmap") from None
+    return pycolmap

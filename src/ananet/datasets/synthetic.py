@@ -1,0 +1,515 @@
+"""Two-view problems without photos: unlimited, labelled, made on the fly in torch, on the CPU or a GPU.
+
+What is drawn for each pair, in this order:
+
+1. two cameras, a motion between them, and sometimes bodies that move on their own;
+2. keypoints in the first image, clustered as texture is, some twice at one place (SIFT's second orientation);
+3. a scene: the first image is cut into regions, each a plane, a corner, clutter, ground or sky. Along a ray
+   (x, y, 1), the inverse depth of a plane is linear: `1 / depth = a . (x, y, 1)`. So no intersection is ever
+   computed, and every keypoint is visible in the first image by construction;
+4. which keypoints are matched rightly: only those that the second image sees, whole regions better than others;
+5. for the rest, mistakes that nearest neighbours make (see `_wrong_targets`);
+6. ratio and mutual flag, correlated with being right as they are for SIFT (see `_side_information`).
+
+Ranges and shares marked "measured" were read off 210 SIFT pairs of 35 photographed scenes with known cameras
+(2000 keypoints, nearest neighbour, no ratio test); the others are a judgement of what photos show.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ananet import geometry
+from ananet.datasets.base import INLIER_DISTANCE, Batch
+from ananet.errors import InputError
+
+# Measured: 1 - ratio of wrong matches is exponential with this mean, whatever the scene.
+RATIO_GAP = 0.057
+# Nothing is nearer than this many median depths, and nothing, not even the sky, farther.
+NEAREST, FARTHEST = 0.15, 100.0
+
+
+@dataclass(frozen=True)
+class SyntheticSettings:
+    """What problems look like. Pairs of numbers are ranges, single ones below 1 are probabilities."""
+
+    matches: int = 2000
+    fewest_matches: int | None = None
+    """Where given, each problem has a random count from this to `matches`, padded and masked."""
+    inlier_ratio: tuple[float, float] = (0.02, 0.95)
+    """Share of right matches. Few problems are easy: the draw leans to the lower end, as measured."""
+    baseline: tuple[float, float] = (0.01, 1.0)
+    """Distance of the cameras in median depths (measured: 0.01 to 0.7). Above 0: there are no pure rotations."""
+    noise: tuple[float, float] = (0.15, 1.8)
+    """Typical error of a right match in pixels, one for each problem."""
+    focal: tuple[float, float] = (0.45, 4.0)
+    """Focal length over longest side (measured: 0.46 to 5)."""
+    longest_side: tuple[float, float] = (600.0, 1600.0)
+    """Of the images, in pixels; it turns noise into calibrated units."""
+    unequal_cameras: float = 0.3
+    """How often the two cameras have focal lengths and shapes of their own."""
+    large_roll: float = 0.12
+    """How often one camera is turned around its axis by any angle, not only by a few degrees."""
+    near_planar: float = 0.15
+    """How often the whole scene is one plane with little relief."""
+    moving: float = 0.3
+    """How often there are bodies that move on their own."""
+    bodies: int = 3
+    """At most so many of them."""
+    regions: int = 16
+    """Surfaces of a scene."""
+    duplicates: float = 0.17
+    """Keypoints at the place of another one (measured: 0.07 to 0.22)."""
+
+    def __post_init__(self) -> None:
+        for name in ("inlier_ratio", "baseline", "noise", "focal", "longest_side"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high < math.inf:
+                raise InputError(f"{name}: expected a range of positive numbers, got {(low, high)}")
+        if self.inlier_ratio[1] > 1:
+            raise InputError(f"inlier_ratio: expected at most 1, got {self.inlier_ratio}")
+        for name in ("unequal_cameras", "large_roll", "near_planar", "moving", "duplicates"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name}: expected a probability, got {getattr(self, name)!r}")
+        for name, least in (("matches", 1), ("bodies", 1), ("regions", self.bodies + 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name}: expected at least {least}, got {getattr(self, name)!r}")
+        if self.fewest_matches is not None and not 1 <= self.fewest_matches <= self.matches:
+            raise InputError(f"fewest_matches: expected 1 to {self.matches}, got {self.fewest_matches!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class SyntheticBatch(Batch):
+    """B problems, and what no photo tells of them.
+
+    `distance` is to the motion of the match's body where the match is correct, else to the static scene's; R and t
+    are the static scene's.
+    """
+
+    correct: Tensor
+    """[B x N] bool: matched rightly, not merely near the epipolar line."""
+    body: Tensor
+    """[B x N] int64: what the first point lies on; 0 is the static scene."""
+    focal0: Tensor
+    """[B] focal lengths in pixels: what a pixel threshold is in calibrated units."""
+    focal1: Tensor
+
+
+def synthesize(
+    batch_size: int, generator: torch.Generator, settings: SyntheticSettings | None = None
+) -> SyntheticBatch:
+    """A batch of problems, on the generator's device; the same ones for the same state of the generator.
+
+    >>> batch = synthesize(2, torch.Generator().manual_seed(0), SyntheticSettings(matches=100))
+    >>> batch.matches.shape, batch.inlier.dtype
+    (torch.Size([2, 100, 4]), torch.bool)
+    >>> bool((batch.inlier == (batch.distance < 1e-4)).all())
+    True
+    """
+    if batch_size < 1:
+        raise InputError(f"batch_size: expected at least 1, got {batch_size!r}")
+    settings = settings or SyntheticSettings()
+    draw = _Draw(generator, batch_size)
+    count = settings.matches
+
+    low, high = settings.inlier_ratio
+    inlier_ratio = low + (high - low) * draw.uniform() ** 1.6
+    camera0, camera1 = _cameras(draw, settings)
+    R, t = _camera_motion(draw, settings, inlier_ratio)
+    scene = _scene(draw, settings, camera0)
+    R, t, body_of_region = _body_motions(draw, settings, scene.seeds, R, t)
+
+    rays0 = camera0.rays(_texture(draw, count))
+    region = torch.cdist(rays0, scene.seeds).argmin(-1)
+    body = body_of_region.gather(1, region)
+    inverse_depth = scene.inverse_depth(rays0, region, clutter=draw.normal(count))
+    true1, visible = _transfer(rays0, inverse_depth, R, t, body, camera1)
+    true1 = true1 + _localisation_error(draw, settings, count) / camera1.focal[:, None, None]
+
+    # A keypoint with two orientations comes twice, at one place in both images.
+    twice = draw.chance(settings.duplicates, count)
+    place = torch.arange(count, device=generator.device) - twice.long()
+    place = place.clamp_min(0)
+    rays0, true1 = (points.gather(1, place[..., None].expand_as(points)) for points in (rays0, true1))
+    region, body, visible = (values.gather(1, place) for values in (region, body, visible))
+
+    mask = _mask(draw, settings)
+    quality = draw.uniform(settings.regions).gather(1, region) + draw.uniform(count)
+    correct = _best_share(quality, visible & mask, inlier_ratio[:, None] * mask.sum(1, keepdim=True))
+    wrong1, target, ratio_gap = _wrong_targets(draw, scene, rays0, true1, visible, correct, region, body, R, t, camera1)
+    points1 = torch.where(correct[..., None], true1, wrong1)
+    ratio, mutual = _side_information(draw, correct, target, ratio_gap, inlier_ratio)
+
+    E = geometry.essential_from_pose(R, t)
+    distance = geometry.symmetric_epipolar_distance_squared(rays0[:, None], points1[:, None], E)
+    distance = distance.gather(1, (body * correct)[:, None]).squeeze(1) * mask
+    return SyntheticBatch(
+        matches=torch.cat([rays0, points1], dim=-1) * mask[..., None],
+        inlier=(distance < INLIER_DISTANCE) & mask,
+        correct=correct,
+        distance=distance,
+        ratio=ratio * mask,
+        mutual=mutual & mask,
+        mask=mask,
+        body=body * mask,
+        R=R[:, 0],
+        t=t[:, 0] / t[:, 0].norm(dim=-1, keepdim=True),
+        focal0=camera0.focal,
+        focal1=camera1.focal,
+    )
+
+
+@cache
+def _constants(device: torch.device, *values: float) -> Tensor:
+    """[len(values)], made once: copying it to a GPU for each batch would make the CPU wait."""
+    return torch.tensor(values, device=device)
+
+
+class _Draw:
+    """Random numbers for a batch: every draw has shape [B x shape]."""
+
+    def __init__(self, generator: torch.Generator, batch_size: int) -> None:
+        self.generator, self.batch_size = generator, batch_size
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        numbers = torch.rand(self.batch_size, *shape, generator=self.generator, device=self.generator.device)
+        return low + (high - low) * numbers
+
+    def log_uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        return self.uniform(*shape, low=math.log(low), high=math.log(high)).exp()
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(self.batch_size, *shape, generator=self.generator, device=self.generator.device)
+
+    def exponential(self, *shape: int) -> Tensor:
+        return -torch.log1p(-self.uniform(*shape))
+
+    def chance(self, probability: float | Tensor, *shape: int) -> Tensor:
+        return self.uniform(*shape) < probability
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        return (self.uniform(*shape) * high).long().clamp_max(high - 1)
+
+    def sign(self, *shape: int) -> Tensor:
+        return torch.where(self.chance(0.5, *shape), 1.0, -1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Camera:
+    """An image in calibrated coordinates: |p - centre| <= half."""
+
+    half: Tensor
+    """[B x 2]"""
+    centre: Tensor
+    """[B x 2] off zero by the principal point."""
+    focal: Tensor
+    """[B] in pixels."""
+
+    def rays(self, places: Tensor) -> Tensor:
+        """[B x N x 2] places in [-1, 1]^2 to calibrated points."""
+        return self.centre[:, None] + self.half[:, None] * places
+
+    def sees(self, points: Tensor) -> Tensor:
+        return ((points - self.centre[:, None]).abs() <= self.half[:, None]).all(-1)
+
+    def fold(self, points: Tensor) -> Tensor:
+        """Points that miss the image come back into it."""
+        return self.rays(_fold((points - self.centre[:, None]) / self.half[:, None]))
+
+
+def _fold(places: Tensor) -> Tensor:
+    """What lies outside [-1, 1] is mirrored at its ends until it lies inside."""
+    return 1 - (torch.remainder(places + 1, 4) - 2).abs()
+
+
+def _cameras(draw: _Draw, settings: SyntheticSettings) -> tuple[_Camera, _Camera]:
+    """Mostly one camera for both images; otherwise two, each with its own lens and shape."""
+    low, high = settings.focal
+    focal = (0.95 * (0.45 * draw.normal(2)).exp()).clamp(low, high)  # measured median
+    side = draw.log_uniform(*settings.longest_side, 2)
+    shape = draw.uniform(2, low=0.55, high=0.8)  # 16:9 to 5:4
+    portrait = draw.chance(0.25, 2)
+    longest, shortest = torch.ones_like(shape), shape
+    half = torch.stack([torch.where(portrait, shortest, longest), torch.where(portrait, longest, shortest)], dim=-1)
+    half = half / (2 * focal[..., None])
+    centre_offset = 0.01 * half * draw.normal(2, 2)
+    same = ~draw.chance(settings.unequal_cameras)
+    second = 1 - same.long()
+    rows = torch.arange(draw.batch_size, device=focal.device)
+    cameras = [
+        _Camera(half[rows, which], centre_offset[rows, which], (focal * side)[rows, which])
+        for which in (torch.zeros_like(second), second)
+    ]
+    return cameras[0], cameras[1]
+
+
+def _rotation(axis_angle: Tensor) -> Tensor:
+    """[... x 3] axis times angle to the [... x 3 x 3] rotation (Rodrigues)."""
+    angle = axis_angle.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    cross = geometry.cross_matrix(axis_angle / angle)
+    sine, cosine = angle.sin()[..., None], angle.cos()[..., None]
+    return torch.eye(3, device=axis_angle.device) + sine * cross + (1 - cosine) * (cross @ cross)
+
+
+def _camera_motion(draw: _Draw, settings: SyntheticSettings, inlier_ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """[B x 3 x 3] and [B x 3]: the second camera steps aside and mostly turns back to what the first one saw.
+
+    Small motions go with many inliers, as in photos: log(baseline) falls by 3 from none to all.
+    """
+    low, high = settings.baseline
+    baseline = (math.log(0.2) - 3 * (inlier_ratio - 0.2) + 0.9 * draw.normal()).exp().clamp(low, high)
+    # Measured: steps are mostly sideways, |t_z| is 0.2 in the median; some go straight ahead.
+    spread = _constants(baseline.device, 1.0, 0.6, 0.35)
+    ahead = _constants(baseline.device, 0.3, 0.2, 1.0)
+    direction = draw.normal(3) * torch.where(draw.chance(0.12)[:, None], ahead, spread)
+    centre = baseline[:, None] * direction / direction.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+
+    # Looking back at a point straight ahead of the first camera means turning by -x / z about y, and y / z about x.
+    share = draw.uniform(low=0.3, high=1.1)
+    depth = 1 - centre[:, 2].clamp_max(0.8)
+    gaze = torch.stack([centre[:, 1].atan2(depth), -centre[:, 0].atan2(depth), torch.zeros_like(depth)], dim=-1)
+    wobble = draw.normal(3) * (0.15 * baseline.sqrt())[:, None]
+    roll = torch.where(draw.chance(settings.large_roll), draw.uniform(low=-math.pi, high=math.pi), 0.04 * draw.normal())
+    axis = _constants(baseline.device, 0.0, 0.0, 1.0)
+    R = _rotation(roll[:, None] * axis) @ _rotation(wobble) @ _rotation(share[:, None] * gaze).mT
+    return R, -(R @ centre[..., None])[..., 0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Scene:
+    """S surfaces, each where its seed is the nearest one in the first image. The median depth is about 1."""
+
+    seeds: Tensor
+    """[B x S x 2] calibrated."""
+    planes: Tensor
+    """[B x S x 2 x 3]: inverse depth = the smaller or larger of the two a . (x, y, 1)."""
+    convex: Tensor
+    """[B x S] bool: a corner that points at the camera is behind both of its planes."""
+    clutter: Tensor
+    """[B x S] relative scatter of inverse depth."""
+
+    def inverse_depth(self, rays: Tensor, region: Tensor, clutter: Tensor | float = 0.0) -> Tensor:
+        """[B x N] for rays [B x N x 2] that lie on the given regions [B x N]."""
+        planes = self.planes.flatten(2).gather(1, region[..., None].expand(-1, -1, 6)).unflatten(-1, (2, 3))
+        first, second = (planes[..., :2] * rays[..., None, :]).sum(-1).add(planes[..., 2]).unbind(-1)
+        convex = self.convex.gather(1, region)
+        inverse = torch.where(convex, torch.minimum(first, second), torch.maximum(first, second))
+        inverse = inverse * (1 + clutter * self.clutter.gather(1, region))
+        return inverse.clamp(1 / FARTHEST, 1 / NEAREST)
+
+
+def _scene(draw: _Draw, settings: SyntheticSettings, camera: _Camera) -> _Scene:
+    """Surfaces of six kinds, in other proportions for each scene."""
+    regions = settings.regions
+    seeds = camera.rays(draw.uniform(regions, 2, low=-1.0, high=1.0))
+
+    def plane_through(inverse: Tensor, slope: Tensor) -> Tensor:
+        """[B x S x 3]: planes that have the given inverse depths at the seeds, and slopes [B x S x 2]."""
+        return torch.cat([slope, (inverse - (slope * seeds).sum(-1))[..., None]], dim=-1)
+
+    # How deep a scene is: measured, the 95th percentile of depth is 1.1 to 14 times the 5th, 1.5 in the median.
+    relief = draw.log_uniform(0.03, 1.0, 1)
+    inverse = (relief * draw.normal(regions)).exp()
+    slope = inverse[..., None] * 0.7 * draw.normal(regions, 2)
+    own = plane_through(inverse, slope)
+    other_face = plane_through(inverse, inverse[..., None] * 1.2 * draw.normal(regions, 2))
+    main = torch.cat([0.4 * draw.normal(1, 2), torch.ones(draw.batch_size, 1, 1, device=seeds.device)], dim=-1)
+    main = main.expand_as(own)
+    # The ground: inverse depth grows downwards from the horizon, and further up it meets the main plane.
+    steepness, horizon = draw.log_uniform(0.7, 3.0, 1), draw.uniform(1, low=-0.5, high=0.1)
+    ground = torch.stack([0.1 * draw.normal(1), steepness, -steepness * horizon * camera.half[:, 1:]], dim=-1)
+    ground = ground.expand_as(own)
+    far = plane_through(draw.log_uniform(1 / FARTHEST, 0.1, regions), torch.zeros_like(slope))
+
+    # Gumbel's trick: the largest of log share + noise is a draw with those shares. The first noise is the scene's.
+    shares = _constants(seeds.device, 0.37, 0.14, 0.2, 0.15, 0.11, 0.03)  # as listed below
+    noise = -draw.exponential(1, 6).clamp_min(1e-9).log() - draw.exponential(regions, 6).clamp_min(1e-9).log()
+    kind = (shares.log() + noise).argmax(-1)
+    kind[:, 0] = 0  # a scene of sky alone would be a pure rotation
+    faces = torch.stack([main, ground, own, own, own, far], dim=2)
+    first = faces.gather(2, kind[..., None, None].expand(-1, -1, 1, 3)).squeeze(2)
+    second = torch.where((kind == 3)[..., None], other_face, torch.where((kind == 1)[..., None], main, first))
+    convex = draw.chance(0.7, regions) & (kind != 1)
+    clutter = torch.where(kind == 4, draw.log_uniform(0.05, 0.5, regions), 0.003)
+
+    planar = draw.chance(settings.near_planar, 1)
+    flat = main + 0.01 * draw.normal(regions, 3)
+    first, second = (torch.where(planar[..., None], flat, faces) for faces in (first, second))
+    return _Scene(seeds, torch.stack([first, second], dim=2), convex, clutter * ~planar)
+
+
+def _body_motions(
+    draw: _Draw, settings: SyntheticSettings, seeds: Tensor, R: Tensor, t: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Adds moving bodies to a camera motion.
+
+    Returns rotations [B x 1 + bodies x 3 x 3] and translations from the first image to the second, the static
+    scene's first, and the body of each region [B x S].
+    """
+    bodies = settings.bodies
+    moving = draw.chance(settings.moving, 1)
+    present = moving & (torch.arange(bodies, device=seeds.device) <= draw.integers(bodies, 1))
+    # A body is the regions around one of the seeds.
+    centres = seeds[:, -bodies:]
+    size = seeds.std(1).norm(dim=-1)[:, None] * draw.log_uniform(0.2, 1.0, bodies)
+    near = (torch.cdist(seeds, centres) < size[:, None]) & present[:, None]
+    body = (near * torch.arange(1, bodies + 1, device=seeds.device)).amax(-1)
+    body[:, 0] = 0  # something always stands still
+
+    # X -> turn (X - pivot) + pivot + shift in the first camera's frame, then the camera moves.
+    turn = _rotation(draw.normal(bodies, 3) * draw.log_uniform(0.02, 0.7, bodies, 1))
+    pivot = geometry.homogeneous(centres)
+    shift = draw.normal(bodies, 3) * draw.log_uniform(0.02, 0.3, bodies, 1)
+    offset = pivot - (turn @ pivot[..., None])[..., 0] + shift
+    rotations = torch.cat([R[:, None], R[:, None] @ turn], dim=1)
+    translations = torch.cat([t[:, None], (R[:, None] @ offset[..., None])[..., 0] + t[:, None]], dim=1)
+    return rotations, translations, body
+
+
+def _texture(draw: _Draw, count: int, blobs: int = 48) -> Tensor:
+    """[B x N x 2] places in [-1, 1]^2: clusters of very different size and weight, and a quarter anywhere.
+
+    In a third of the images most of the texture is in one part: an object before a plain wall, a skyline.
+    """
+    window = torch.where(draw.chance(0.35, 1, 1), draw.uniform(1, 2, low=0.2, high=0.9), 1.0)
+    corner = (1 - window) * draw.uniform(1, 2, low=-1.0, high=1.0)
+    centre = corner + window * draw.uniform(blobs, 2, low=-1.0, high=1.0)
+    spread = draw.log_uniform(0.04, 0.4, blobs, 1) * draw.log_uniform(0.5, 1.0, blobs, 2)
+    blob = (blobs * draw.uniform(count) ** 1.7).long().clamp_max(blobs - 1)[..., None].expand(-1, -1, 2)
+    clustered = centre.gather(1, blob) + spread.gather(1, blob) * draw.normal(count, 2)
+    anywhere = draw.uniform(count, 2, low=-1.0, high=1.0)
+    loose = 0.25 * window.prod(-1)
+    places = torch.where(draw.chance(loose, count)[..., None], anywhere, clustered)
+    return _fold(places)
+
+
+def _transfer(
+    rays: Tensor, inverse_depth: Tensor, R: Tensor, t: Tensor, body: Tensor, camera: _Camera
+) -> tuple[Tensor, Tensor]:
+    """Where the second camera sees what lies on rays of the first: [B x N x 2], and whether it does, [B x N].
+
+    R X + t is parallel to R (x, y, 1) + t / depth, which holds at infinity too.
+    """
+    pose = torch.cat([R.flatten(2), t], dim=-1).gather(1, body[..., None].expand(-1, -1, 12))
+    R, t = pose[..., :9].unflatten(-1, (3, 3)), pose[..., 9:]
+    x, y, z = ((R[..., :2] * rays[..., None, :]).sum(-1) + R[..., 2] + inverse_depth[..., None] * t).unbind(-1)
+    in_front = z > 0.05
+    points = torch.stack([x, y], dim=-1) / z.clamp_min(0.05)[..., None]
+    return points, in_front & camera.sees(points)
+
+
+def _localisation_error(draw: _Draw, settings: SyntheticSettings, count: int) -> Tensor:
+    """[B x N x 2] in pixels. Each problem has its own scale, and each match varies around it: measured, the 90th
+    percentile of the distance to the epipolar line is 5 times the median, where a normal law has 2.4."""
+    scale = draw.log_uniform(*settings.noise, 1) * (0.8 * draw.normal(count)).exp()
+    return scale[..., None] * draw.normal(count, 2)
+
+
+def _mask(draw: _Draw, settings: SyntheticSettings) -> Tensor:
+    """[B x N] bool: the first so many matches exist."""
+    fewest = settings.fewest_matches or settings.matches
+    existing = fewest + draw.integers(settings.matches - fewest + 1, 1)
+    return torch.arange(settings.matches, device=existing.device) < existing
+
+
+def _best_share(quality: Tensor, allowed: Tensor, number: Tensor) -> Tensor:
+    """[B x N] bool: the `number` [B x 1] best of those allowed, or all of them if there are fewer."""
+    ranked = quality.masked_fill(~allowed, -1).sort(dim=1, descending=True).values
+    last = (number.round().long() - 1).clamp(0, quality.shape[1] - 1)
+    return allowed & (quality >= ranked.gather(1, last))
+
+
+def _wrong_targets(
+    draw: _Draw,
+    scene: _Scene,
+    rays0: Tensor,
+    true1: Tensor,
+    visible: Tensor,
+    correct: Tensor,
+    region: Tensor,
+    body: Tensor,
+    R: Tensor,
+    t: Tensor,
+    camera: _Camera,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What nearest neighbours find where the right match is missing or loses.
+
+    - popular: some keypoints of the second image resemble many. Their popularity is nearly exponential, which makes
+      the number of matches a target gets nearly geometric (measured: half of them none, 1.5 % six or more);
+    - repeated: the same thing one or two periods further on the same surface, most matches of a region by the same
+      step; such matches agree with each other, and lie near the epipolar line where the step does;
+    - patch: a whole region found elsewhere, turned and scaled;
+    - near miss: a neighbour a few to a few dozen pixels from the truth.
+
+    Returns points [B x N x 2], an identity of each match's target [B x N], equal for equal targets, and the mean of
+    1 - ratio [B x N].
+    """
+    count, regions = rays0.shape[1], scene.seeds.shape[1]
+    every = torch.arange(count, device=rays0.device).expand_as(region)
+
+    # The second image's keypoints: the right ones, other true projections, and things the first image does not show.
+    detected = visible & (correct | draw.chance(0.5, count))
+    keypoints1 = torch.where(detected[..., None], true1, camera.rays(_texture(draw, count)))
+    popularity = (draw.exponential(count) ** 1.4).cumsum(1)
+    target = torch.searchsorted(popularity, draw.uniform(count) * popularity[:, -1:]).clamp_max(count - 1)
+    popular = keypoints1.gather(1, target[..., None].expand_as(keypoints1))
+
+    def of_region(values: Tensor) -> Tensor:
+        return values.gather(1, region[..., None].expand(-1, -1, values.shape[-1]))
+
+    period = draw.normal(regions, 2) * draw.log_uniform(0.05, 0.5, regions, 1) * camera.half[:, None]
+    usual_step = draw.sign(regions, 1)
+    step = torch.where(draw.chance(0.7, count)[..., None], of_region(usual_step), draw.sign(count, 1))
+    step = step * (1 + draw.chance(0.25, count))[..., None]
+    beside = rays0 + step * of_region(period)
+    repeated, repeats = _transfer(beside, scene.inverse_depth(beside, region), R, t, body, camera)
+    repeats = repeats & of_region(draw.chance(0.4, regions, 1)).squeeze(-1)
+
+    angle = 0.3 * draw.normal(regions, 1)
+    scale = (0.3 * draw.normal(regions, 1)).exp()
+    turned = torch.cat([scale * angle.cos(), scale * angle.sin()], dim=-1)
+    cosine, sine = of_region(turned).unbind(-1)
+    x, y = (rays0 - of_region(scene.seeds)).unbind(-1)
+    moved = torch.stack([cosine * x - sine * y, sine * x + cosine * y], dim=-1)
+    patch = camera.fold(of_region(camera.rays(draw.uniform(regions, 2, low=-1.0, high=1.0))) + moved)
+
+    distance = draw.log_uniform(4.0, 40.0, count, 1) / camera.focal[:, None, None]
+    near_miss = camera.fold(true1 + distance * draw.normal(count, 2))
+
+    # Shares of the four kinds, in other proportions for each problem.
+    weights = draw.exponential(4) * _constants(rays0.device, 6.0, 1.0, 0.3, 0.5)
+    edges = (weights / weights.sum(-1, keepdim=True)).cumsum(-1)[:, None, :3]
+    kind = (draw.uniform(count, 1) > edges).sum(-1)
+    kind = torch.where((kind == 1) & ~repeats | (kind == 3) & ~visible, 0, kind)
+    choice = torch.stack([popular, repeated, patch, near_miss], dim=2)
+    points = choice.gather(2, kind[..., None, None].expand(-1, -1, 1, 2)).squeeze(2)
+    gaps = RATIO_GAP * _constants(rays0.device, 1.0, 0.6, 1.0, 2.0)
+    return points, torch.where((kind == 0) & ~correct, target, every + count * ~correct), gaps[kind]
+
+
+def _side_information(
+    draw: _Draw, correct: Tensor, target: Tensor, ratio_gap: Tensor, inlier_ratio: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Ratio and mutual flag, [B x N] each, as SIFT gives them.
+
+    Measured, at 15 % inliers the quartiles of a right match's ratio are 0.52, 0.72, 0.89, at 50 % 0.32, 0.47, 0.69:
+    Kumaraswamy's law with the parameters below. Wrong matches: 0.92, 0.96, 0.98 everywhere. A right match is mutual
+    in 99 % of cases at ratio 0.5, 75 % at 0.85, 45 % at 0.95; a wrong one in 70 %, 40 %, 20 %. Of the matches that
+    share a target, one at most is mutual.
+    """
+    a = (2.4 - 1.4 * inlier_ratio)[:, None]
+    b = (0.7 + 2.6 * inlier_ratio)[:, None]
+    count = correct.shape[1]
+    right = 0.1 + 0.9 * (1 - draw.uniform(count) ** (1 / b)) ** (1 / a)
+    wrong = (1 - ratio_gap * draw.exponential(count)).clamp_min(0.2)
+    ratio = torch.where(correct, right, wrong)
+
+    best = torch.ones(len(ratio), 2 * count, device=ratio.device).scatter_reduce(1, target, ratio, "amin")
+    wins = ratio <= best.gather(1, target)
+    chance = torch.where(correct, 1.0, 0.8) - 0.6 * ratio**8
+    return ratio, wins & draw.chance(chance, count)
