@@ -44,10 +44,10 @@ class NearestNeighbours:
     """[N] bool: whether the match is nearest in both directions."""
 
 
-def read_image(path: str | Path) -> np.ndarray:
+def read_image(path: str | Path, upright: bool = True) -> np.ndarray:
     """[H x W x 3] uint8 BGR, turned upright as its EXIF orientation says, like every viewer shows it.
 
-    Camera matrices must belong to the upright image.
+    Camera matrices must belong to the upright image, unless `upright` is False, which gives the pixels as stored.
     """
     path = Path(path)
     if path.is_dir():
@@ -55,7 +55,8 @@ def read_image(path: str | Path) -> np.ndarray:
     if not path.exists():
         raise InputError(f"{path}: no such file")
     data = np.frombuffer(path.read_bytes(), np.uint8)
-    image = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
+    flags = cv2.IMREAD_COLOR if upright else cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    image = cv2.imdecode(data, flags) if data.size else None
     if image is None:
         raise InputError(f"{path}: not an image that OpenCV can read")
     return image

@@ -152,6 +152,23 @@ def test_unreadable_photos_are_skipped_counted_and_named(tmp_path):
     assert all("003" not in pair.name for pair in read_pairs(tmp_path / "out"))
 
 
+def test_photos_are_read_as_their_camera_was_calibrated(tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    folder = write_scene(tmp_path / "scene", images=3)
+    # COLMAP reads pixels as they are stored: an orientation tag that turns the photo must not turn it here.
+    exif = pillow.Exif()
+    exif[0x0112] = 6
+    path = folder / "images" / "001.png"
+    pillow.open(path).save(path, exif=exif)
+    cv2.imwrite(str(folder / "images" / "002.png"), np.zeros((100, 100, 3), np.uint8))
+    index = build_pairs(folder, tmp_path / "out", SETTINGS, progress=False)
+    assert list(index["scenes"][0]["unreadable"]) == ["002.png"]
+    assert "camera is for (320, 240) pixels" in index["scenes"][0]["unreadable"]["002.png"]
+    pairs = read_pairs(tmp_path / "out")
+    assert len(pairs) == 2
+    assert pairs[0].inlier[pairs[0].matches.mutual].float().mean() > 0.7
+
+
 def test_shards_stay_below_their_limit(scenes, tmp_path):
     small = BuildSettings(max_keypoints=400, least_consistent=15, least_parallax=0.5, shard_mib=0.001)
     index = build_pairs(scenes, tmp_path / "out", small, progress=False)

@@ -158,7 +158,7 @@ def test_missing_photos_are_left_out_and_named(tmp_path: Path, caplog: pytest.Lo
         (camera_line(), "1 0 0 0 0 1 2 3 1 a.jpg\n\n", "quaternion"),
         (camera_line(), image_lines("a.jpg", camera=9), "camera 9, which is not there"),
         (camera_line(), image_lines("a.jpg") * 2, "twice"),
-        ("1 PINHOLE 640\n", image_lines("a.jpg"), "expected 4 finite parameters"),
+        ("1 PINHOLE 640\n", image_lines("a.jpg"), "expected CAMERA_ID MODEL"),
         ("1 PINHOLE 640 480 500 500 x 240\n", image_lines("a.jpg"), "expected CAMERA_ID"),
         ("1 PINHOLE 640 480 -500 500 320 240\n", image_lines("a.jpg"), "positive focal"),
         ("1 LENSBABY 640 480 500\n", image_lines("a.jpg"), "got LENSBABY"),

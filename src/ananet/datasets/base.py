@@ -28,7 +28,9 @@ class PosedImage:
     t: np.ndarray
     """[3] world-to-camera translation."""
     distortion: tuple[str, tuple[float, ...]] | None = None
-    """COLMAP camera model and its parameters where the lens distorts; None for a pinhole."""
+    """COLMAP camera model and its coefficients where the lens distorts; None for a pinhole."""
+    size: tuple[int, int] | None = None
+    """(width, height) that the camera was calibrated for, where known."""
 
 
 @dataclass(frozen=True, eq=False)

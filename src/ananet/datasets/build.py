@@ -200,16 +200,31 @@ def _features(
 
     def extract(image: PosedImage) -> ImageFeatures | str:
         try:
-            features = detect(read_image(image.path), settings.detector, settings.max_keypoints)
+            features = detect(read_posed_image(image), settings.detector, settings.max_keypoints)
         except (InputError, OSError, cv2.error) as error:
             return str(error)
-        return ImageFeatures(image, features, undistort_points(features.points, image).astype(np.float32))
+        points = undistort_points(features.points, image).astype(np.float32)
+        # At the edge of an extreme lens a pinhole camera sees nothing.
+        seen = np.isfinite(points).all(axis=1)
+        features = Features(features.points[seen], features.descriptors[seen], features.size)
+        return ImageFeatures(image, features, points[seen])
 
     names = sorted(scene.images)
     results = list(pool.map(extract, [scene.images[name] for name in names]))
     readable = {name: result for name, result in zip(names, results, strict=True) if isinstance(result, ImageFeatures)}
     unreadable = {name: result for name, result in zip(names, results, strict=True) if isinstance(result, str)}
     return readable, unreadable
+
+
+def read_posed_image(image: PosedImage) -> np.ndarray:
+    """The photo in the orientation that its camera was calibrated for: as viewers show it, or as it is stored."""
+    sizes = []
+    for upright in (True, False):
+        picture = read_image(image.path, upright)
+        sizes.append((picture.shape[1], picture.shape[0]))
+        if image.size in (None, sizes[-1]):
+            return picture
+    raise InputError(f"{image.path}: its camera is for {image.size} pixels, the photo has {sizes[0]}")
 
 
 def _pairs(
@@ -316,7 +331,7 @@ def _rays(of: ImageFeatures) -> np.ndarray:
 
 
 def _table(images: dict[str, ImageFeatures], pairs: list[CandidatePair]) -> PairTable:
-    """The scene as flat tensors; keypoints whose undistortion has no answer are nobody's match."""
+    """The scene as flat tensors."""
 
     def starts(lengths: list[int]) -> torch.Tensor:
         return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64))

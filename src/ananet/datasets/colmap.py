@@ -63,6 +63,7 @@ class Camera:
     """One row of a model's cameras."""
 
     K: np.ndarray
+    size: tuple[int, int]
     distortion: tuple[str, tuple[float, ...]] | None
 
 
@@ -137,7 +138,7 @@ def _read_scene(folder: Path, image_folder: str | Path | None, name: str) -> tup
             missing.append(row.name)
             continue
         R = _rotation(row.quaternion, f"{folder}, image {row.name}")
-        images[row.name] = PosedImage(path, camera.K, R, row.translation, camera.distortion)
+        images[row.name] = PosedImage(path, camera.K, R, row.translation, camera.distortion, camera.size)
     if missing:
         logger.warning("%s: %d of %d photos are not in %s: %s", folder, len(missing), len(rows), image_folder, missing)
     if not images:
@@ -243,7 +244,7 @@ def _rotation(quaternion: np.ndarray, where: str) -> np.ndarray:
     )
 
 
-def parse_camera(model_name: str, parameters: Iterable[float], where: str) -> Camera:
+def parse_camera(model_name: str, size: tuple[int, int], parameters: Iterable[float], where: str) -> Camera:
     """COLMAP's parameters as K and what is left of them; `where` they stand, for the error message."""
     model = CAMERA_MODELS.get(model_name)
     if model is None:
@@ -257,7 +258,7 @@ def parse_camera(model_name: str, parameters: Iterable[float], where: str) -> Ca
     cx, cy = values[model.focals : model.focals + 2]
     K = np.array([[fx, 0, cx - 0.5], [0, fy, cy - 0.5], [0, 0, 1]])
     pinhole = not model.fisheye and not model.coefficients
-    return Camera(K, None if pinhole else (model_name, tuple(values[model.focals + 2 :])))
+    return Camera(K, size, None if pinhole else (model_name, tuple(values[model.focals + 2 :])))
 
 
 def _suffix(folder: Path) -> str | None:
@@ -292,10 +293,11 @@ def _text_cameras(path: Path) -> Iterator[tuple[int, Camera]]:
         where = f"{path}, line {number}"
         fields = line.split()
         try:
-            identity, model_name, parameters = int(fields[0]), fields[1], [float(field) for field in fields[4:]]
+            identity, model_name, size = int(fields[0]), fields[1], (int(fields[2]), int(fields[3]))
+            parameters = [float(field) for field in fields[4:]]
         except (ValueError, IndexError):
             raise InputError(f"{where}: expected CAMERA_ID MODEL WIDTH HEIGHT PARAMETERS, got {line!r}") from None
-        yield identity, parse_camera(model_name, parameters, where)
+        yield identity, parse_camera(model_name, size, parameters, where)
 
 
 def _text_images(path: Path) -> Iterator[ImageRow]:
@@ -371,12 +373,13 @@ class _BinaryReader:
 def _binary_cameras(path: Path) -> Iterator[tuple[int, Camera]]:
     reader = _BinaryReader(path)
     for _ in range(int(reader.take("Q")[0])):
-        identity, number, _, _ = map(int, reader.take("iiQQ"))
+        identity, number, width, height = map(int, reader.take("iiQQ"))
         where = f"{path}, camera {identity}"
         if number not in MODEL_NAMES:
             raise InputError(f"{where}: expected a camera model of {', '.join(CAMERA_MODELS)}, got number {number}")
         model_name = MODEL_NAMES[number]
-        yield identity, parse_camera(model_name, reader.take("d" * CAMERA_MODELS[model_name].parameters), where)
+        parameters = reader.take("d" * CAMERA_MODELS[model_name].parameters)
+        yield identity, parse_camera(model_name, (width, height), parameters, where)
 
 
 def _binary_images(path: Path) -> Iterator[ImageRow]:

@@ -94,7 +94,8 @@ def _parse_view(fields: list[str], image_folder: Path, where: str) -> PosedImage
     pose = _numbers(fields[1:13], where)
     R, t = pose[:9].reshape(3, 3), pose[9:]
     _check_rotation(R, where)
-    camera = parse_camera(fields[13], _numbers(fields[16:], where), where)
+    width, height, *parameters = _numbers(fields[14:], where)
+    camera = parse_camera(fields[13], (int(width), int(height)), parameters, where)
     return PosedImage(image_folder / fields[0], camera.K, R, t, camera.distortion)
 
 
