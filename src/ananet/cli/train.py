@@ -1,0 +1,54 @@
+"""`ananet train`: train ANA-Net, or fine-tune it on pairs of one's own."""
+
+import argparse
+from pathlib import Path
+
+from ananet.cli.arguments import add_json, print_json
+from ananet.errors import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("settings", type=Path, nargs="?", help="TOML file; flags go before it")
+    parser.add_argument("-o", "--run", type=Path, default=Path("runs/ananet"), help="folder (default: runs/ananet)")
+    parser.add_argument("--pairs", help="training pairs, from 'ananet data build'")
+    parser.add_argument("--validation", help="validation pairs")
+    parser.add_argument("--from", dest="start_from", metavar="WEIGHTS", help="weight file to fine-tune")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--synthetic-share", type=float)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--until", type=int, metavar="STEP", help="stop early at this step; the same command goes on")
+    parser.add_argument("--max-seconds", type=float, default=float("inf"), help="stop early after this time")
+    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda (default: auto)")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ananet.networks import load_network
+    from ananet.training.loop import WEIGHTS, train
+    from ananet.training.settings import TrainSettings
+
+    settings = TrainSettings.from_toml(arguments.settings) if arguments.settings else TrainSettings()
+    names = ("pairs", "validation", "steps", "learning_rate", "synthetic_share", "seed")
+    settings = settings.changed(**{name: getattr(arguments, name) for name in names})
+    if arguments.start_from and not arguments.settings:
+        # Fine-tuning keeps the shape of the network it starts from.
+        settings = settings.changed(network=load_network(arguments.start_from)[0].settings)
+    if arguments.start_from and not settings.pairs:
+        raise InputError("--from: expected pairs to fine-tune on, give --pairs")
+    try:
+        result = train(
+            settings,
+            arguments.run,
+            device=arguments.device,
+            start_from=arguments.start_from,
+            until=arguments.until,
+            max_seconds=arguments.max_seconds,
+        )
+    except FloatingPointError as error:
+        raise InputError(str(error)) from None
+    if arguments.json:
+        print_json({**result, "weights": str(arguments.run / WEIGHTS)})
+    else:
+        print(f"step {result['step']}, loss {result['loss']:.4f}; weights: {arguments.run / WEIGHTS}")
+    return 0

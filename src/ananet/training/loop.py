@@ -1,0 +1,296 @@
+"""The training loop. It reads top to bottom: set up, go on where a run stopped, then step by step.
+
+A run lives in one folder: `last.safetensors` and `best.safetensors` (checkpoints), `log.jsonl`, and at the end
+`weights.safetensors`, which `ananet.load` takes. Batches follow from the seed and the step, so a run that was stopped
+and resumed does what it would have done otherwise.
+
+Several processes (torchrun) each draw their own batches and share gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ananet import __version__
+from ananet.datasets.base import Batch
+from ananet.datasets.batches import PairBatches
+from ananet.datasets.shards import PairSet, read_pairs
+from ananet.datasets.synthetic import SyntheticSettings, synthesize
+from ananet.errors import InputError
+from ananet.networks import ANANet, load_network, save_network
+from ananet.networks.input import side_input
+from ananet.training.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
+from ananet.training.loss import class_loss, geometric_loss
+from ananet.training.progress import Progress
+from ananet.training.settings import TrainSettings
+from ananet.training.validation import fit_probabilities, fold_into_head, predict, score
+
+PROBLEMS_AT_ONCE = 256
+LAST, BEST, WEIGHTS, LOG = "last.safetensors", "best.safetensors", "weights.safetensors", "log.jsonl"
+
+
+def train(
+    settings: TrainSettings,
+    run: str | Path,
+    *,
+    device: str | torch.device = "auto",
+    start_from: str | Path | None = None,
+    until: int | None = None,
+    max_seconds: float = math.inf,
+) -> dict[str, Any]:
+    """Train until `settings.steps`, or go on with the run that the folder holds.
+
+    Args:
+        run: folder of the run; if it holds a checkpoint, its settings must be these.
+        device: "auto", "cpu", "cuda" or the like.
+        start_from: a weight file to fine-tune.
+        until, max_seconds: stop early at this step or after this time, with a checkpoint to go on from.
+
+    Returns:
+        What the run came to: step, loss, seconds, and validation scores if there are any.
+    """
+    rank, processes = _join_processes()
+    device = _device(device, rank)
+    run = Path(run)
+    run.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(settings.seed)
+    network = ANANet(settings.network)
+    if start_from is not None:
+        _copy_weights(network, start_from)
+    network = network.to(device)
+    average = copy.deepcopy(network).eval()
+    optimizer = torch.optim.AdamW(
+        network.parameters(), settings.learning_rate, weight_decay=settings.weight_decay, fused=device.type == "cuda"
+    )
+    step = 0
+    notes: dict[str, Any] = {"best": None, "seconds": 0.0}
+    if (run / LAST).exists():
+        _same_settings(run / LAST, settings)
+        step, notes = load_checkpoint(run / LAST, network, average, optimizer)
+
+    model: nn.Module = DistributedDataParallel(network) if processes > 1 else network
+    pairs = read_pairs(settings.pairs) if settings.pairs else None
+    source = BatchSource(settings, pairs, device, rank, processes)
+    validation = list(read_pairs(settings.validation)) if settings.validation and rank == 0 else []
+    last_step = min(settings.steps, until or settings.steps)
+    start, started_at = time.monotonic(), step
+    mean_loss = torch.zeros((), device=device)
+    with Progress(run / LOG if rank == 0 else None, settings.steps, step) as progress:
+        while step < last_step:
+            learning_rate = _learning_rate(settings, step)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            batch = source.draw(step)
+            loss = _loss(model, batch, settings, step, device)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(network.parameters(), settings.clip_gradient)
+            optimizer.step()
+            step += 1
+            _update_average(average, network, settings.averaging, step)
+
+            mean_loss += (loss.detach() - mean_loss) / min(step - started_at, settings.log_every)
+            out_of_time = time.monotonic() - start > max_seconds
+            finishing = step == last_step or out_of_time
+            if step % settings.log_every == 0 or finishing:
+                _stop_if_broken(float(mean_loss), float(norm), step, run)
+                rate = (step - started_at) * settings.batches.batch_size * processes / (time.monotonic() - start)
+                progress.log(step, loss=float(mean_loss), learning_rate=learning_rate, pairs_per_second=rate)
+            if rank == 0 and (step % settings.validate_every == 0 or finishing) and validation:
+                scores = score(predict(average, validation, device))
+                progress.log(step, **{f"validation_{name}": value for name, value in scores.items()})
+                if notes["best"] is None or scores["average_precision"] > notes["best"]["average_precision"]:
+                    notes["best"] = {"step": step, **scores}
+                    _save(run / BEST, step, settings, network, average, optimizer, notes)
+            if rank == 0 and (step % settings.checkpoint_every == 0 or finishing):
+                spent = notes["seconds"] + time.monotonic() - start
+                _save(run / LAST, step, settings, network, average, optimizer, {**notes, "seconds": spent})
+            if out_of_time:
+                break
+
+    notes["seconds"] += time.monotonic() - start
+    if rank == 0:
+        calibrate_and_save(run, settings, average, pairs, validation, device, {**notes, "steps": step})
+    if processes > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+    return {"step": step, "loss": float(mean_loss), **notes}
+
+
+class BatchSource:
+    """Batches of real pairs mixed with synthetic problems in a set share; each process has its own."""
+
+    def __init__(
+        self, settings: TrainSettings, pairs: PairSet | None, device: torch.device, rank: int, processes: int
+    ) -> None:
+        total = settings.batches.batch_size
+        share = settings.synthetic_share if pairs is not None else 1.0
+        synthetic = round(share * total)
+        self.seed, self.device, self.rank, self.processes = settings.seed, device, rank, processes
+        self.synthetic = synthetic
+        self.problems = SyntheticSettings(matches=settings.batches.matches)
+        # On a GPU many problems are made in the time of few: enough for some steps at once.
+        self.steps_at_once = max(1, PROBLEMS_AT_ONCE // max(synthetic, 1)) if device.type == "cuda" else 1
+        self.made: tuple[int, Batch] | None = None
+        self.real: PairBatches | None = None
+        if pairs is not None and synthetic < total:
+            own = replace(settings.batches, batch_size=total - synthetic)
+            self.real = PairBatches(pairs, own, settings.seed, device, without=settings.calibration_scenes)
+
+    def draw(self, step: int) -> Batch:
+        parts: list[Batch] = [] if self.real is None else [self.real[step * self.processes + self.rank]]
+        if self.synthetic:
+            parts.append(self._synthetic(step))
+        return parts[0] if len(parts) == 1 else _concatenate(parts)
+
+    def _synthetic(self, step: int) -> Batch:
+        turn, place = divmod(step, self.steps_at_once)
+        number = turn * self.processes + self.rank
+        if self.made is None or self.made[0] != number:
+            generator = torch.Generator(self.device).manual_seed((self.seed * 0x9E3779B1 + number) % 2**63)
+            self.made = number, synthesize(self.synthetic * self.steps_at_once, generator, self.problems)
+        own = slice(place * self.synthetic, (place + 1) * self.synthetic)
+        return Batch(**{f.name: getattr(self.made[1], f.name)[own] for f in fields(Batch)})
+
+
+def _concatenate(parts: list[Batch]) -> Batch:
+    """Batches one after another, padded to the longest."""
+    longest = max(part.mask.shape[1] for part in parts)
+
+    def padded(values: Tensor, per_match: bool) -> Tensor:
+        missing = longest - values.shape[1] if per_match else 0
+        return (
+            torch.cat([values, values.new_zeros(len(values), missing, *values.shape[2:])], dim=1) if missing else values
+        )
+
+    return Batch(
+        **{
+            f.name: torch.cat([padded(getattr(part, f.name), f.name not in ("R", "t")) for part in parts])
+            for f in fields(Batch)
+        }
+    )
+
+
+def _loss(model: nn.Module, batch: Batch, settings: TrainSettings, step: int, device: torch.device) -> Tensor:
+    matches = batch.matches
+    if settings.network.side_channels:
+        # Whether a pair's side input is known follows from the step too.
+        generator = torch.Generator().manual_seed(step)
+        known = torch.rand(len(matches), generator=generator) >= settings.side_dropout
+        side = side_input(matches[..., 0], batch.ratio, batch.mutual)
+        visible = known.to(device)[:, None, None] & batch.mask[..., None]
+        matches = torch.cat([matches, side * visible], dim=-1)
+    half = settings.precision == "bf16" and device.type == "cuda"
+    with torch.autocast(device.type, torch.bfloat16, enabled=half):
+        logits = model(matches, batch.mask)
+    loss = class_loss(logits, batch.inlier, batch.mask)
+    if settings.geometric_weight and step >= settings.geometric_from:
+        loss = loss + settings.geometric_weight * geometric_loss(logits, batch.matches, batch.inlier, batch.mask)
+    return loss
+
+
+def _learning_rate(settings: TrainSettings, step: int) -> float:
+    """Linear warm-up, then a cosine down to the final rate."""
+    if step < settings.warmup:
+        return settings.learning_rate * (step + 1) / settings.warmup
+    share = (step - settings.warmup) / max(settings.steps - settings.warmup, 1)
+    span = settings.learning_rate - settings.final_learning_rate
+    return settings.final_learning_rate + span * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
+
+
+@torch.no_grad()
+def _update_average(average: nn.Module, network: nn.Module, decay: float, step: int) -> None:
+    # At the start the average should follow quickly, or it remembers the random beginning.
+    keep = min(decay, step / (step + 10))
+    means, values = average.state_dict().values(), network.state_dict().values()
+    pairs = [(mean, value) for mean, value in zip(means, values, strict=True) if mean.dtype.is_floating_point]
+    torch._foreach_lerp_([mean for mean, _ in pairs], [value for _, value in pairs], 1 - keep)
+
+
+def _stop_if_broken(loss: float, norm: float, step: int, run: Path) -> None:
+    if not math.isfinite(loss) or not math.isfinite(norm):
+        raise FloatingPointError(
+            f"the loss is {loss} and the gradient's length {norm} at step {step}; stopped. The last good checkpoint is "
+            f"{run / LAST}: resume from it with a lower learning rate"
+        )
+
+
+def _save(
+    path: Path,
+    step: int,
+    settings: TrainSettings,
+    network: nn.Module,
+    average: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    notes: dict[str, Any],
+) -> None:
+    save_checkpoint(path, step, settings.to_dict(), network, average, optimizer, notes)
+
+
+def calibrate_and_save(
+    run: Path,
+    settings: TrainSettings,
+    network: ANANet,
+    pairs: PairSet | None,
+    validation: list[Any],
+    device: torch.device,
+    notes: dict[str, Any],
+) -> None:
+    """Fit the scores on scenes kept out of training, if there are any, and write the weights with their card."""
+    network = copy.deepcopy(network)
+    if pairs is not None and settings.calibration_scenes:
+        scenes = [pairs.scenes.index(name) for name in settings.calibration_scenes]
+        held_out = torch.isin(pairs.pair_scene, torch.tensor(scenes)).nonzero()[:, 0].tolist()
+        fold_into_head(network, *fit_probabilities(predict(network, (pairs[n] for n in held_out), device)))
+    card = {"ananet": __version__, "settings": settings.to_dict(), **notes}
+    if validation:
+        card["validation"] = score(predict(network, validation, device))
+    save_network(run / WEIGHTS, network, card)
+
+
+def _same_settings(path: Path, settings: TrainSettings) -> None:
+    before = read_checkpoint(path)[0]["settings"]
+    now = json.loads(json.dumps(settings.to_dict()))
+    different = sorted(name for name in now if before.get(name) != now[name])
+    if different:
+        raise InputError(
+            f"run: {path.parent} holds a run with other settings ({', '.join(different)}); "
+            "use these again, or another folder"
+        )
+
+
+def _copy_weights(network: ANANet, path: str | Path) -> None:
+    loaded, _ = load_network(path)
+    if loaded.settings != network.settings:
+        raise InputError(f"from: {path} has settings {loaded.settings}, the run wants {network.settings}")
+    network.load_state_dict(loaded.state_dict())
+
+
+def _join_processes() -> tuple[int, int]:
+    """This process's number and how many there are; torchrun tells through the environment."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return (dist.get_rank(), processes) if processes > 1 else (0, 1)
+
+
+def _device(device: str | torch.device, rank: int) -> torch.device:
+    if device != "auto":
+        return torch.device(device)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)

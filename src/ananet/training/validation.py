@@ -1,0 +1,69 @@
+"""How well a network does on pairs it was not trained on, and the fit of its scores to probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ananet.datasets.base import LabelledPair
+from ananet.evaluation.metrics import average_precision, precision_recall_f1
+from ananet.networks import ANANet
+from ananet.networks.input import network_input
+
+
+@torch.inference_mode()
+def predict(network: ANANet, pairs: Iterable[LabelledPair], device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """Logits and labels of every pair, on the CPU."""
+    network.eval()
+    answers = []
+    for pair in pairs:
+        matches = network_input(pair.matches, network.settings).to(device)
+        answers.append((network(matches).float().cpu(), pair.inlier))
+    return answers
+
+
+def score(answers: list[tuple[Tensor, Tensor]], threshold: float = 0.0) -> dict[str, float]:
+    """Precision, recall, F1 and average precision, each the mean over pairs."""
+    rows = [
+        (
+            *precision_recall_f1((logits > threshold).numpy(), inlier.numpy()),
+            average_precision(logits.numpy(), inlier.numpy()),
+        )
+        for logits, inlier in answers
+    ]
+    return dict(zip(("precision", "recall", "f1", "average_precision"), np.mean(rows, axis=0).tolist(), strict=True))
+
+
+def fit_probabilities(answers: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """Scale and shift of the logits that make their sigmoid a probability (Platt scaling); every pair weighs the same.
+
+    The balanced loss trains as if half of all matches were right, so untouched logits promise too much.
+    """
+    logits = torch.cat([answer.double() for answer, _ in answers])
+    labels = torch.cat([inlier.double() for _, inlier in answers])
+    weights = torch.cat([torch.full((len(a),), 1 / max(len(a), 1), dtype=torch.float64) for a, _ in answers])
+    parameters = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([parameters], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        entropy = torch.nn.functional.binary_cross_entropy_with_logits(
+            parameters[0] * logits + parameters[1], labels, reduction="none"
+        )
+        loss = (weights * entropy).sum() / weights.sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    scale, shift = parameters.tolist()
+    return scale, shift
+
+
+@torch.no_grad()
+def fold_into_head(network: ANANet, scale: float, shift: float) -> None:
+    """Make the network's own logits the calibrated ones: its last layer is linear."""
+    network.head.weight.mul_(scale)
+    network.head.bias.mul_(scale).add_(shift)

@@ -1,0 +1,47 @@
+import math
+
+import pytest
+import torch
+
+from ananet.training.loss import class_loss, geometric_loss
+from tests.conftest import make_problem
+
+
+def test_class_loss_by_hand():
+    logits = torch.tensor([[2.0, -1.0, 0.5, 9.0]])
+    inlier = torch.tensor([[True, False, False, True]])
+    mask = torch.tensor([[True, True, True, False]])
+
+    def entropy(o, y):
+        return math.log(1 + math.exp(-o if y else o))
+
+    expected = 0.5 * entropy(2, True) + 0.5 * (entropy(-1, False) + entropy(0.5, False)) / 2
+    assert class_loss(logits, inlier, mask).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_class_loss_weighs_pairs_and_classes_equally():
+    logits = torch.zeros(2, 100)
+    inlier = torch.arange(100) < torch.tensor([[5], [95]])
+    mask = torch.ones(2, 100, dtype=torch.bool)
+    assert class_loss(logits, inlier, mask).item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("inlier", [torch.zeros(1, 6, dtype=torch.bool), torch.ones(1, 6, dtype=torch.bool)])
+def test_losses_of_one_class_and_of_nothing_are_finite(inlier):
+    logits = torch.randn(1, 6, requires_grad=True)
+    matches = torch.randn(1, 6, 4)
+    for mask in (torch.ones(1, 6, dtype=torch.bool), torch.zeros(1, 6, dtype=torch.bool)):
+        loss = class_loss(logits, inlier, mask) + geometric_loss(logits, matches, inlier, mask)
+        assert loss.isfinite()
+        loss.backward()
+        assert logits.grad.isfinite().all()
+
+
+def test_geometric_loss_prefers_the_true_inliers():
+    problem = make_problem(noise=0.1)
+    matches = problem.matches.normalized()[None]
+    inlier = torch.from_numpy(problem.inlier)[None]
+    mask = torch.ones_like(inlier)
+    right = geometric_loss(inlier.double() * 6 - 3, matches, inlier, mask)
+    wrong = geometric_loss(torch.ones_like(matches[..., 0]), matches, inlier, mask)
+    assert right < 1e-5 < wrong
