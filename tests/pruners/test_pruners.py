@@ -238,7 +238,7 @@ def test_loading():
 
 
 def test_a_weight_file_takes_no_options(weights):
-    with pytest.raises(InputError, match="threshold: a weight file takes no options"):
+    with pytest.raises(InputError, match="threshold: trained weights take no options"):
         ananet.load(weights / "plain.safetensors", threshold=1)
 
 

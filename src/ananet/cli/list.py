@@ -10,12 +10,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ananet.pruners import DEFAULT, list_pruners
+    from ananet.pruners import default_pruner, list_pruners
 
     pruners = list_pruners()
     if arguments.json:
-        print_json({"default": DEFAULT, "pruners": pruners})
+        print_json({"default": default_pruner(), "pruners": pruners})
         return 0
+    default, width = default_pruner(), max(map(len, pruners))
     for name, summary in pruners.items():
-        print(f"{name:8} {summary}{' (default)' if name == DEFAULT else ''}")
+        print(f"{name:{width}}  {summary}{' (default)' if name == default else ''}")
     return 0

@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--run", type=Path, default=Path("runs/ananet"), help="folder (default: runs/ananet)")
     parser.add_argument("--pairs", help="training pairs, from 'ananet data build'")
     parser.add_argument("--validation", help="validation pairs")
-    parser.add_argument("--from", dest="start_from", metavar="WEIGHTS", help="weight file to fine-tune")
+    parser.add_argument("--from", dest="start_from", metavar="WEIGHTS", help="weights to fine-tune: a name or a file")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--synthetic-share", type=float)
@@ -27,21 +27,25 @@ def run(arguments: argparse.Namespace) -> int:
     from ananet.networks import load_network
     from ananet.training.loop import WEIGHTS, train
     from ananet.training.settings import TrainSettings
+    from ananet.weights import bundled, bundled_path
 
     settings = TrainSettings.from_toml(arguments.settings) if arguments.settings else TrainSettings()
     names = ("pairs", "validation", "steps", "learning_rate", "synthetic_share", "seed")
     settings = settings.changed(**{name: getattr(arguments, name) for name in names})
-    if arguments.start_from and not arguments.settings:
+    start_from = arguments.start_from
+    if start_from in bundled():
+        start_from = bundled_path(start_from)
+    if start_from and not arguments.settings:
         # Fine-tuning keeps the shape of the network it starts from.
-        settings = settings.changed(network=load_network(arguments.start_from)[0].settings)
-    if arguments.start_from and not settings.pairs:
+        settings = settings.changed(network=load_network(start_from)[0].settings)
+    if start_from and not settings.pairs:
         raise InputError("--from: expected pairs to fine-tune on, give --pairs")
     try:
         result = train(
             settings,
             arguments.run,
             device=arguments.device,
-            start_from=arguments.start_from,
+            start_from=start_from,
             until=arguments.until,
             max_seconds=arguments.max_seconds,
         )

@@ -13,20 +13,27 @@ from ananet.pruners.learned import LearnedPruner
 from ananet.pruners.lpm import LPM
 from ananet.pruners.robust import MAGSAC, RANSAC
 from ananet.pruners.simple import KeepAll, Mutual, Ratio
+from ananet.weights import bundled, bundled_path
 
 CLASSICAL: dict[str, Callable[..., Pruner]] = {
     pruner.name: pruner for pruner in (KeepAll, Mutual, Ratio, GMS, LPM, RANSAC, MAGSAC)
 }
 ALIASES = {"none": "all"}
-# Of the classical pruners that need no more than points, the one with the best mean F1 over many scenes.
-DEFAULT = "lpm"
+DEFAULT = "ananet"
+# Where no weights are bundled: of the classical pruners that need no more than points, the best over many scenes.
+FALLBACK = "lpm"
 
 __all__ = ["LearnedPruner", "Pruned", "Pruner", "list_pruners", "load"]
 
 
 def list_pruners() -> dict[str, str]:
     """Names that `load` takes, each with one line on what it does."""
-    return {name: (pruner.__doc__ or "").splitlines()[0] for name, pruner in CLASSICAL.items()}
+    learned = {name: facts["summary"] for name, facts in bundled().items()}
+    return learned | {name: (pruner.__doc__ or "").splitlines()[0] for name, pruner in CLASSICAL.items()}
+
+
+def default_pruner() -> str:
+    return DEFAULT if DEFAULT in bundled() else FALLBACK
 
 
 def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto", **options: Any) -> Pruner:
@@ -40,7 +47,7 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
     >>> load("ratio", threshold=0.7)([[0, 0], [9, 9]], [[1, 1], [5, 5]], ratio=[0.3, 0.9]).mask
     array([ True, False])
     """
-    name = str(pruner) if pruner is not None else DEFAULT
+    name = str(pruner) if pruner is not None else default_pruner()
     name = ALIASES.get(name, name)
     chosen = _device(device)
     if name in CLASSICAL:
@@ -48,11 +55,12 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
             return CLASSICAL[name](**options)
         except TypeError as error:
             raise InputError(f"options of the pruner {name!r}: {error}") from None
-    if name.endswith(".safetensors") or Path(name).is_file():
+    path = bundled_path(name) if name in bundled() else Path(name)
+    if path.suffix == ".safetensors" or path.is_file():
         if options:
-            raise InputError(f"{', '.join(options)}: a weight file takes no options, it carries its settings")
-        return LearnedPruner(name, chosen)
-    raise InputError(f"pruner: expected one of {', '.join(CLASSICAL)} or a .safetensors file, got {name!r}")
+            raise InputError(f"{', '.join(options)}: trained weights take no options, they carry their settings")
+        return LearnedPruner(path, chosen)
+    raise InputError(f"pruner: expected one of {', '.join(list_pruners())} or a .safetensors file, got {name!r}")
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -147,7 +147,8 @@ class BatchSource:
         self.real: PairBatches | None = None
         if pairs is not None and synthetic < total:
             own = replace(settings.batches, batch_size=total - synthetic)
-            self.real = PairBatches(pairs, own, settings.seed, device, without=settings.calibration_scenes)
+            left_out = (*settings.calibration_scenes, *settings.excluded_scenes)
+            self.real = PairBatches(pairs, own, settings.seed, device, without=left_out)
 
     def draw(self, step: int) -> Batch:
         parts: list[Batch] = [] if self.real is None else [self.real[step * self.processes + self.rank]]

@@ -23,6 +23,8 @@ class TrainSettings:
     """Folder of validation pairs, never trained on."""
     calibration_scenes: tuple[str, ...] = ()
     """Scenes of `pairs` that are kept out of training to fit the scores on."""
+    excluded_scenes: tuple[str, ...] = ()
+    """Scenes of `pairs` that are not used at all, because their poses are not to be trusted, say."""
     synthetic_share: float = 0.25
     """Share of each batch that is made up on the fly (all of it without `pairs`)."""
     side_dropout: float = 0.3
@@ -73,8 +75,9 @@ class TrainSettings:
         for name, kind in sections.items():
             if name in values and not isinstance(values[name], kind):
                 values[name] = _filled(kind, values[name], f"{name}.")
-        if "calibration_scenes" in values:
-            values["calibration_scenes"] = tuple(values["calibration_scenes"])
+        for name in ("calibration_scenes", "excluded_scenes"):
+            if name in values:
+                values[name] = tuple(values[name])
         return _filled(cls, values, "")
 
     @classmethod

@@ -1,0 +1,33 @@
+"""Trained weights that come with the package: safetensors files, and an index with their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ananet.errors import InputError
+
+FOLDER = Path(str(files(__package__)))
+INDEX = FOLDER / "index.json"
+
+
+def bundled() -> dict[str, dict[str, Any]]:
+    """What the index says of each weight file, by name: `summary` and `sha256`."""
+    return json.loads(INDEX.read_text())
+
+
+def bundled_path(name: str) -> Path:
+    """The file of bundled weights, its checksum verified."""
+    path = FOLDER / f"{name}.safetensors"
+    found = checksum(path)
+    expected = bundled()[name]["sha256"]
+    if found != expected:
+        raise InputError(f"weights: {path} is damaged: expected sha256 {expected}, got {found}; install ananet again")
+    return path
+
+
+def checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,56 @@
+"""Every weight file that ships: undamaged, described, and answering as it did when it was bundled."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import ananet
+from ananet import InputError, weights
+from ananet.networks import load_network
+from ananet.weights import FOLDER, bundled, bundled_path
+
+BUNDLED = sorted(bundled())
+
+
+def test_index_and_files_agree():
+    files = {p.name.removesuffix(".safetensors") for p in FOLDER.glob("*.safetensors") if ".golden" not in p.name}
+    assert files == set(BUNDLED)
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_golden_answers(name):
+    golden = load_file(FOLDER / f"{name}.golden.safetensors")
+    network, _ = load_network(bundled_path(name))
+    with torch.no_grad():
+        torch.testing.assert_close(network(golden["matches"]), golden["logits"], atol=2e-3, rtol=2e-3)
+    assert golden["logits"].std() > 0.5, "a trained network tells matches apart"
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_cards_say_what_a_user_must_know(name):
+    _, card = load_network(bundled_path(name))
+    assert {"name", "summary", "data", "licences", "limits", "validation", "steps", "settings"} <= set(card)
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_weights_load_by_name_and_prune(name, problem):
+    kept = ananet.load(name, device="cpu")(problem.matches)
+    assert problem.inlier[kept.mask].mean() > 0.9
+    assert kept.mask[problem.inlier].mean() > 0.5
+
+
+def test_damaged_weights_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "x.safetensors").write_bytes(b"damaged")
+    (tmp_path / "index.json").write_text(json.dumps({"x": {"summary": "", "sha256": "0" * 64}}))
+    monkeypatch.setattr(weights, "FOLDER", tmp_path)
+    monkeypatch.setattr(weights, "INDEX", tmp_path / "index.json")
+    with pytest.raises(InputError, match="is damaged"):
+        ananet.load("x")
+
+
+def test_default_is_listed():
+    assert ananet.load(device="cpu").name in ananet.list_pruners()
+    assert np.array_equal(sorted(ananet.list_pruners()), sorted(set(ananet.list_pruners())))

@@ -1,0 +1,46 @@
+"""Put trained weights into the package: half precision, golden answers beside them, their checksum in the index.
+
+    python tools/bundle_weights.py runs/ananet/weights.safetensors NAME "What it is, in a sentence." [CARD.json]
+
+CARD.json adds to the model card what a run cannot know: data, licences, limits, measurements.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from ananet.datasets.synthetic import SyntheticSettings, synthesize
+from ananet.networks import load_network, save_network
+from ananet.networks.input import side_input
+from ananet.weights import FOLDER, INDEX, bundled, checksum
+
+GOLDEN_MATCHES = 200
+
+
+def main(source: str, name: str, summary: str, card_file: str | None = None) -> None:
+    network, card = load_network(source)
+    if card_file is not None:
+        card |= json.loads(Path(card_file).read_text())
+    path = FOLDER / f"{name}.safetensors"
+    save_network(path, network.half(), {"name": name, "summary": summary, **card})
+
+    # What the shipped file answers, in single precision, for problems that anyone may pass on.
+    network, _ = load_network(path)
+    batch = synthesize(2, torch.Generator().manual_seed(0), SyntheticSettings(matches=GOLDEN_MATCHES))
+    matches = batch.matches
+    if network.settings.side_channels:
+        matches = torch.cat([matches, side_input(matches[..., 0], batch.ratio, batch.mutual)], dim=-1)
+    with torch.no_grad():
+        logits = network(matches)
+    save_file({"matches": matches, "logits": logits}, FOLDER / f"{name}.golden.safetensors")
+
+    index = {**bundled(), name: {"summary": summary, "sha256": checksum(path)}}
+    INDEX.write_text(json.dumps(index, indent=1) + "\n")
+    print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
