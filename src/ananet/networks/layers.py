@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,9 +19,25 @@ class MaskedBatchNorm(nn.BatchNorm1d):
             return x * scale + (self.bias - self.running_mean * scale)
         if mask is None:
             return super().forward(x.flatten(0, -2)).view_as(x)
-        normalized = x.clone()
-        normalized[mask] = super().forward(x[mask])
-        return normalized
+        return self._masked(x, mask)
+
+    def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Sums over real matches by weights of 0 and 1: no gathering, whose size a GPU would have to wait for."""
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None and self.momentum is not None
+        real = mask[..., None]
+        count = mask.sum().clamp_min(1)
+        everywhere = tuple(range(x.dim() - 1))
+        exact = x.to(self.running_mean.dtype)
+        mean = exact.where(real, 0.0).sum(everywhere) / count
+        centered = (exact - mean).where(real, 0.0)
+        variance = centered.square().sum(everywhere) / count
+        with torch.no_grad():
+            unbiased = variance * count / (count - 1).clamp_min(1)
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(unbiased, self.momentum)
+            self.num_batches_tracked += 1
+        return (centered * (self.weight * (variance + self.eps).rsqrt()) + self.bias).to(x.dtype)
 
 
 class PointwiseMLP(nn.Module):

@@ -44,12 +44,18 @@ def load_network(path: str | Path) -> tuple[ANANet, dict[str, Any]]:
                     f"got {metadata.get('network')!r}"
                 )
             settings = ANANetSettings.from_dict(json.loads(metadata["settings"]))
+            card = json.loads(metadata.get("card", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except SafetensorError as error:
         raise InputError(f"weights: {path} is not a safetensors file ({error})") from None
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise InputError(f"weights: {path} has a broken header ({error!r})") from None
+    broken = [name for name, value in tensors.items() if not value.isfinite().all()]
+    if broken:
+        raise InputError(f"weights: {path} holds NaN or infinity in {', '.join(broken)}")
     network = ANANet(settings)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
         raise InputError(f"weights: {path} does not fit its own settings: {error}") from None
-    return network.eval(), json.loads(metadata.get("card", "{}"))
+    return network.eval(), card

@@ -9,7 +9,9 @@ from torch import Tensor
 from ananet.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.networks import ANANet, load_network
-from ananet.pruners.base import Pruned, Pruner, answer
+from ananet.networks.engine import inference_engine
+from ananet.networks.input import network_input
+from ananet.pruners.base import Pruned, Pruner, answer, check_pairs
 
 # Matches that go through the network at once, padding included: enough to fill a GPU, little enough to fit.
 MATCHES_AT_ONCE = 65_536
@@ -28,6 +30,7 @@ class LearnedPruner(Pruner):
         network, self.card = load_network(path)
         self.device = device
         self.network: ANANet = network.to(device)
+        self.engine = inference_engine(network, device)
         if network.settings.side_channels not in (0, 2):
             raise InputError(
                 f"weights: {path} wants {network.settings.side_channels} side channels; "
@@ -38,47 +41,33 @@ class LearnedPruner(Pruner):
         return self._logits([matches])[0]
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
-        answers: dict[int, Pruned] = {}
+        check_pairs(pairs)
+        # Where there is nothing to score, cameras or sizes may be missing too.
+        answers = {number: answer(pair, pair.points0[:, 0]) for number, pair in enumerate(pairs) if len(pair) == 0}
         for group in groups_of_similar_size([len(pair) for pair in pairs], MATCHES_AT_ONCE):
             for index, logits in zip(group, self._logits([pairs[i] for i in group]), strict=True):
                 answers[index] = answer(pairs[index], logits)
         return [answers[index] for index in range(len(pairs))]
 
-    @torch.inference_mode()
     def _logits(self, pairs: Sequence[Correspondences]) -> list[Tensor]:
         """The logits of several pairs in one pass, padded to the longest."""
-        inputs = [self._network_input(pair) for pair in pairs]
+        inputs = [network_input(pair, self.network.settings).to(self.device) for pair in pairs]
         if len(inputs) == 1:
-            return [self.network(inputs[0])]
+            return [self.engine(inputs[0][None], None)[0]]
         lengths = torch.tensor([len(x) for x in inputs], device=self.device)
         padded = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
-        mask = torch.arange(padded.shape[1], device=self.device) < lengths[:, None]
-        logits = self.network(padded, mask)
+        logits = self.engine(padded, lengths)
         return [row[: len(x)] for row, x in zip(logits, inputs, strict=True)]
-
-    def _network_input(self, pair: Correspondences) -> Tensor:
-        matches = pair.normalized().to(self.device, torch.float32)
-        if self.network.settings.side_channels == 0:
-            return matches
-        return torch.cat([matches, side_input(pair).to(self.device)], dim=1)
-
-
-def side_input(pair: Correspondences) -> Tensor:
-    """[N x 2] how distinctive each match is, 1 - ratio, and whether it is mutual, 1 or -1; 0 where unknown."""
-    unknown = torch.zeros(len(pair), device=pair.points0.device)
-    distinctive = unknown if pair.ratio is None else 1 - pair.ratio
-    mutual = unknown if pair.mutual is None else pair.mutual.float() * 2 - 1
-    return torch.stack([distinctive, mutual], dim=1)
 
 
 def groups_of_similar_size(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Indices grouped so that a group, padded to its longest member, stays within the limit.
+    """Indices grouped so that a group, padded to its longest member, stays within the limit; empty ones are left out.
 
     >>> list(groups_of_similar_size([5, 100, 6, 90], limit=200))
     [[1, 3], [2, 0]]
     """
     group: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+    for index in sorted((i for i in range(len(lengths)) if lengths[i]), key=lambda i: -lengths[i]):
         if group:
             longest = lengths[group[0]]
             too_large = (len(group) + 1) * longest > limit

@@ -1,0 +1,113 @@
+"""Second-order attention on the CPU: rows of the attention map in blocks that stay in cache.
+
+A block holds whole rows, so its softmax needs nothing from other blocks. It leaves behind its part of the
+output and of the column sums and is overwritten by the next. The backward pass builds the same blocks again.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# Bytes of the map in memory at once. A few MB share the last-level cache with keys and values.
+BLOCK_BYTES = 8 * 2**20
+# Attention maps (pairs x heads) worked on at once: many while they are small, to keep threads busy with whole matrix
+# products; few when they are large, so that a block has rows enough to be worth reading all keys for.
+MAPS_AT_ONCE = 8
+FEWEST_ROWS = 128
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None, moments: int
+) -> tuple[Tensor, Tensor]:
+    """Output [B x H x N x D] and column moments sum_k a_ki^p, p = 1 .. moments, [moments x B x H x N].
+
+    Args:
+        query, key, value: [B x H x N x D]; the key is the value where that is None.
+        mask: [B x N], True where a match is real; None if all are.
+        moments: 0, 1 or 2.
+    """
+    q, k = as_maps(query), as_maps(key)
+    v = k if value is None else as_maps(value)
+    output = torch.empty_like(v)
+    columns = q.new_zeros(moments, *k.shape[:2])
+    for maps, rows, A in map_blocks(q, k, mask):
+        torch.bmm(A, v[maps], out=output[maps, rows])
+        for moment in range(moments):
+            columns[moment, maps] += (A if moment == 0 else A.square_()).sum(1)
+    return output.to(query.dtype).view(query.shape), columns.view(moments, *query.shape[:3])
+
+
+def backward(
+    grad_output: Tensor, grad_columns: Tensor, query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of query, key and value (added to that of the key where the value is None).
+
+    d a_ki = dO_k . V_i + g1_i + 2 a_ki g2_i, where g1 and g2 are the gradients of the column moments.
+    """
+    q, k, grad_out = as_maps(query), as_maps(key), as_maps(grad_output)
+    v = k if value is None else as_maps(value)
+    moments = grad_columns.shape[0]
+    g = grad_columns.to(q.dtype).reshape(moments, len(k), 1, k.shape[1])
+    grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for maps, rows, A in map_blocks(q, k, mask):
+        grad_A = torch.bmm(grad_out[maps, rows], v[maps].mT)
+        if moments >= 1:
+            grad_A += g[0, maps]
+        if moments >= 2:
+            grad_A.addcmul_(A, g[1, maps], value=2)
+        grad_v[maps].baddbmm_(A.mT, grad_out[maps, rows])
+        grad_scores = softmax_backward(A, grad_A)
+        torch.bmm(grad_scores, k[maps], out=grad_q[maps, rows])
+        grad_k[maps].baddbmm_(grad_scores.mT, q[maps, rows])
+    scale = 1 / math.sqrt(query.shape[-1])
+    grad_q, grad_k = grad_q.mul_(scale), grad_k.mul_(scale)
+    if value is None:
+        grad_k += grad_v
+    return (
+        grad_q.to(query.dtype).view(query.shape),
+        grad_k.to(key.dtype).view(key.shape),
+        None if value is None else grad_v.to(value.dtype).view(value.shape),
+    )
+
+
+def as_maps(x: Tensor) -> Tensor:
+    """[B x H x N x D] to [BH x N x D], in at least single precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)).flatten(0, 1)
+
+
+def map_blocks(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[tuple[slice, slice, Tensor]]:
+    """The attention map by blocks: (which maps, which rows, [maps x rows x N] block). A block may be overwritten.
+
+    Args:
+        q, k: [BH x N x D].
+        mask: [B x N].
+    """
+    count, length, width = q.shape
+    if q.numel() == 0:
+        return
+    q = q / math.sqrt(width)
+    at_once = min(count, MAPS_AT_ONCE, max(1, BLOCK_BYTES // (FEWEST_ROWS * length * q.element_size())))
+    height = max(16, min(length, BLOCK_BYTES // (at_once * length * q.element_size())))
+    memory = q.new_empty(at_once * height * length)
+    real = None if mask is None else mask.repeat_interleave(count // len(mask), 0)
+    for first in range(0, count, at_once):
+        maps = slice(first, min(first + at_once, count))
+        for top in range(0, length, height):
+            rows = slice(top, min(top + height, length))
+            shape = (maps.stop - maps.start, rows.stop - rows.start, length)
+            A = memory[: math.prod(shape)].view(shape)
+            torch.bmm(q[maps, rows], k[maps].mT, out=A)
+            if real is not None:
+                A.masked_fill_(~real[maps, None, :], torch.finfo(A.dtype).min)
+            torch.softmax(A, dim=-1, out=A)
+            if real is not None:
+                A *= real[maps, None, :] & real[maps, rows, None]
+            yield maps, rows, A
+
+
+def softmax_backward(A: Tensor, grad_A: Tensor) -> Tensor:
+    """Gradient of the scores: a_ki (d a_ki - sum_j a_kj d a_kj). Overwrites the gradient of A."""
+    grad_A -= torch.linalg.vecdot(A, grad_A).unsqueeze(-1)
+    return grad_A.mul_(A)

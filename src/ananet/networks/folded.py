@@ -1,0 +1,139 @@
+"""ANA-Net for inference: batch norms folded into their linear layers, neighbouring linear maps multiplied out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ananet.attention import second_order_attention
+from ananet.networks.ananet import ANABlock, ANANet
+from ananet.networks.layers import PointwiseMLP
+
+
+class Linear(NamedTuple):
+    """x -> x W^T + b."""
+
+    weight: Tensor
+    """[out x in]"""
+    bias: Tensor
+    """[out]"""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class LayerNorm(NamedTuple):
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True)
+class ContextEncoder:
+    """psi: [B x H x N] context to [B x N x C] features."""
+
+    alpha: Tensor
+    layers: list[Linear]
+    norm: LayerNorm
+
+    def __call__(self, context: Tensor) -> Tensor:
+        return self.norm(pointwise(self.layers, torch.sigmoid(self.alpha * context.mT)))
+
+
+class FoldedBlock:
+    """An ANA block with its projections in one layer, and its output projection inside the first merge layer."""
+
+    def __init__(self, block: ANABlock) -> None:
+        self.settings = block.settings
+        width = block.settings.width
+        linears = [linear for linear in (block.query, block.key, block.value) if linear is not None]
+        self.projections = Linear(
+            torch.cat([linear.weight for linear in linears]).detach(),
+            torch.cat([linear.bias for linear in linears]).detach(),
+        )
+        self.context = None
+        if block.second_order is not None:
+            encoder = block.second_order
+            alpha = torch.ones(self.settings.heads) if encoder.alpha is None else encoder.alpha.detach()
+            self.context = ContextEncoder(
+                alpha.to(self.projections.bias), fold_mlp(encoder.encoder), layer_norm(encoder.norm)
+            )
+        first, self.merge = fold_mlp(block.merge)
+        # [x || O a + o] W^T + b = x Wx^T + a (Wa O)^T + (b + Wa o), with W = [Wx Wa] and O, o the output projection.
+        weight, output_weight = first.weight.double(), block.output.weight.detach().double()
+        bias = first.bias.double() + weight[:, width:] @ block.output.bias.detach().double()
+        self.merge_features = Linear(weight[:, :width].float(), bias.float())
+        self.merge_attended = (weight[:, width:] @ output_weight).float()
+        self.norm = layer_norm(block.norm)
+
+    def __call__(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        projected = self.projections(features).unflatten(-1, (-1, self.settings.heads, self.heads_width))
+        query, key, *rest = projected.permute(2, 0, 3, 1, 4)
+        value = rest[0] if rest else key
+        form = None if self.context is None else self.settings.form
+        attended, context = second_order_attention(query, key, value, form, mask)
+        if self.context is not None and context is not None:
+            features = features + self.context(context)
+        hidden = self.merge_features(features) + F.linear(attended.transpose(1, 2).flatten(2), self.merge_attended)
+        return self.norm(self.merge(hidden.relu_()))
+
+    @property
+    def heads_width(self) -> int:
+        return self.settings.width // self.settings.heads
+
+
+class FoldedANANet:
+    """The same logits as the network it was folded from, in fewer and larger steps. Runs anywhere."""
+
+    def __init__(self, network: ANANet) -> None:
+        self.settings = network.settings
+        self.encoder = fold_mlp(network.encoder)
+        self.blocks = [FoldedBlock(block) for block in network.blocks if isinstance(block, ANABlock)]
+        self.head = Linear(network.head.weight.detach(), network.head.bias.detach())
+
+    @torch.inference_mode()
+    def __call__(self, matches: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Logits of being an inlier, [B x N]; 0 at padding.
+
+        Args:
+            matches: [B x N x (4 + side channels)].
+            lengths: [B] how many matches of each pair are real, the first ones; None if all are.
+        """
+        mask = None if lengths is None else torch.arange(matches.shape[1], device=matches.device) < lengths[:, None]
+        features = pointwise(self.encoder, matches)
+        for block in self.blocks:
+            features = block(features, mask)
+        logits = self.head(features)[..., 0]
+        return logits if mask is None else logits.masked_fill(~mask, 0.0)
+
+
+def pointwise(layers: list[Linear], x: Tensor) -> Tensor:
+    for layer in layers[:-1]:
+        x = layer(x).relu_()
+    return layers[-1](x)
+
+
+def fold_mlp(mlp: PointwiseMLP) -> list[Linear]:
+    """The linear layers of an MLP with its batch norms, as they act in evaluation, multiplied in."""
+    *hidden, last = (layer for layer in mlp.linears if isinstance(layer, nn.Linear))
+    folded = [fold(linear, norm) for linear, norm in zip(hidden, mlp.norms, strict=True)]  # type: ignore[arg-type]
+    return [*folded, Linear(last.weight.detach(), last.bias.detach())]
+
+
+def fold(linear: nn.Linear, norm: nn.BatchNorm1d) -> Linear:
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+    weight = linear.weight.double() * scale[:, None]
+    bias = (linear.bias.double() - norm.running_mean.double()) * scale + norm.bias.double()
+    return Linear(weight.detach().float(), bias.detach().float())
+
+
+def layer_norm(norm: nn.LayerNorm) -> LayerNorm:
+    return LayerNorm(norm.weight.detach(), norm.bias.detach(), norm.eps)
