@@ -1,0 +1,108 @@
+"""`ananet benchmark`: how fast pruners and networks are, and what memory they take."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ananet.cli.arguments import add_json, print_json
+from ananet.errors import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pruner",
+        default="all,mutual,ratio,gms,lpm,ransac,magsac,ananet",
+        metavar="A,B,...",
+        help="names and .safetensors files; ananet is the bundled network, else untrained (default: all there are)",
+    )
+    parser.add_argument(
+        "--networks-only", action="store_true", help="measure networks alone: needs torch, numpy and safetensors only"
+    )
+    parser.add_argument("--matches", type=int, default=2048, metavar="N", help="of a pair (default: 2048)")
+    parser.add_argument(
+        "--lengths", default="2048,4096,8192", metavar="N,...", help="for the forms (default: 2048,4096,8192)"
+    )
+    parser.add_argument("--batch", default="1,8,32", metavar="B,...", help="for the throughput (default: 1,8,32)")
+    parser.add_argument("--runs", type=int, default=4000, help="of each measurement, at most (default: 4000)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each measurement, at most (default: 10)")
+    parser.add_argument("--photos", nargs=2, type=Path, metavar=("A", "B"), help="for SIFT + NN (default: texture)")
+    parser.add_argument("--threads", type=int, help="of torch on the CPU (default: one a core)")
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="measure networks as they are trained, not the faster way 'ananet.load' runs",
+    )
+    parser.add_argument(
+        "--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of plain networks"
+    )
+    parser.add_argument("--device", default="cpu", help="of networks: cpu, cuda (default: cpu)")
+    parser.add_argument("--style", choices=("text", "markdown"), default="text", help="of tables (default: text)")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from ananet.evaluation import speed
+    from ananet.tables import format_table
+
+    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"--device: got {arguments.device!r}, but PyTorch sees no CUDA GPU here")
+    if arguments.threads is not None:
+        if arguments.threads < 1:
+            raise InputError(f"--threads: expected at least 1, got {arguments.threads}")
+        torch.set_num_threads(arguments.threads)
+    if arguments.dtype != "float32" and not arguments.plain:
+        raise InputError("--dtype: expected together with --plain; the fast way chooses its own precision")
+    device = torch.device(arguments.device)
+    road = speed.Road(device, arguments.plain, getattr(torch, arguments.dtype))
+    lengths, batches = _whole_numbers("--lengths", arguments.lengths), _whole_numbers("--batch", arguments.batch)
+    _whole_numbers("--matches", str(arguments.matches))
+    effort = speed.Effort(arguments.runs, arguments.seconds)
+
+    def log(what: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[Kmeasuring {what}", end="", file=sys.stderr, flush=True)
+
+    machine = speed.describe(road)
+    result: dict[str, Any] = {"machine": machine, "matches": arguments.matches}
+    parts = [f"{machine}; fresh random input for every run"]
+
+    def add(title: str, rows: list[dict[str, Any]]) -> None:
+        parts.append(f"{title}\n\n{format_table(rows, arguments.style, decimals=2)}")
+
+    if not arguments.networks_only:
+        pruners = speed.measure_pruners(arguments.pruner.split(","), arguments.matches, effort, road, log)
+        log("SIFT + NN")
+        reference = speed.measure_reference(tuple(arguments.photos) if arguments.photos else None, effort)
+        result["pruners"] = {name: asdict(timing) for name, timing in {**pruners, "Ref.": reference}.items()}
+        what = "two photos given" if arguments.photos else "texture of 1024 x 768"
+        title = f"Table 2: inference time (ms), N = {arguments.matches}. Ref.: SIFT and NN, 2000 keypoints, {what}, CPU"
+        add(title, speed.table_2(pruners, reference))
+    forms = speed.measure_forms(lengths, effort, road, log)
+    result["forms"] = speed.as_json(forms)
+    add("Table 5, right: extra time (ms) of each form, beside the network without", speed.forms_table(forms))
+    add("Whole network, batch 1", speed.details_table(forms))
+    log("throughput")
+    result["throughput"] = speed.measure_throughput(batches, arguments.matches, effort, road)
+    add("Throughput, linear form", result["throughput"])
+    log("done\n")
+    if arguments.json:
+        print_json(result)
+    else:
+        print("\n\n".join(parts))
+    return 0
+
+
+def _whole_numbers(name: str, text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise InputError(f"{name}: expected whole numbers of at least 1 such as 2048,4096, got {text!r}")
+    return numbers

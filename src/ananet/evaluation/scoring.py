@@ -1,0 +1,195 @@
+"""From predictions to scores: how good the kept matches of a pair are, and the pose that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+
+from ananet import geometry
+from ananet.correspondences import Correspondences
+from ananet.datasets.base import LabelledPair
+from ananet.errors import InputError
+from ananet.evaluation import metrics
+from ananet.evaluation.predictions import Prediction
+from ananet.pose import CONFIDENCE, ESTIMATORS, estimate_pose
+
+# With fewer kept matches no pose is tried.
+FEWEST_MATCHES = 9
+# What a pair without an answer counts as, in degrees.
+FAILURE = 180.0
+
+
+@dataclass(frozen=True)
+class PoseSettings:
+    """How poses are estimated. The defaults are those of most reports on unscaled photos."""
+
+    estimators: tuple[str, ...] = ("ransac",)
+    threshold: float = 1.0
+    calibrated: bool = False
+    """Whether the threshold counts in calibrated coordinates; otherwise in pixels."""
+    confidence: float | None = None
+    """None for each estimator's default."""
+    repeats: int = 1
+    """How often each pose is estimated, from matches in another order each time. On pairs with many wrong matches one
+    draw differs from the next; AUC over some hundred such pairs by a point or two."""
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.estimators if name not in ESTIMATORS]
+        if unknown:
+            raise InputError(f"estimators: expected some of {', '.join(ESTIMATORS)}, got {', '.join(unknown)}")
+        if not self.threshold > 0:
+            raise InputError(f"threshold: expected a positive number, got {self.threshold!r}")
+        if self.repeats < 1:
+            raise InputError(f"repeats: expected at least 1, got {self.repeats}")
+
+    def describe(self, estimator: str) -> str:
+        """The estimator with all that decides its numbers, in words."""
+        unit = "in calibrated coordinates" if self.calibrated else "px / mean focal length"
+        if self.confidence is not None:
+            confidence = f"{self.confidence:g}"
+        else:
+            confidence = "PoseLib's default" if estimator == "poselib" else f"{CONFIDENCE:g}"
+        repeats = f", mean of {self.repeats} runs" if self.repeats > 1 else ""
+        return f"{estimator}, threshold {self.threshold:g} {unit}, confidence {confidence}{repeats}"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A published way to measure."""
+
+    pose: PoseSettings
+    longest_side: int | None
+    """Of the photos; None leaves them as they are."""
+
+
+PROTOCOLS = {
+    "plain": Protocol(PoseSettings(), None),
+    "yfcc": Protocol(PoseSettings(threshold=1.0, confidence=0.99999), 1600),
+    "sun3d": Protocol(PoseSettings(threshold=0.001, calibrated=True, confidence=0.99), None),
+}
+
+
+@dataclass(frozen=True)
+class PoseError:
+    """How far an estimate is from the truth."""
+
+    rotation: float
+    """Degrees."""
+    translation: float
+    """Degrees between directions, sign ignored."""
+    failed: bool = False
+    """Whether there was no estimate; both errors are then 180."""
+
+    @property
+    def worse(self) -> float:
+        """The pose error of all protocols."""
+        return max(self.rotation, self.translation)
+
+
+def pose_error(
+    pair: LabelledPair, mask: np.ndarray, estimator: str, settings: PoseSettings, repeat: int = 0
+) -> PoseError:
+    """Estimates the pose from the kept matches and compares it with the true one.
+
+    Args:
+        repeat: 0 takes the matches in their order; others shuffle them, each in its own way.
+    """
+    assert pair.R is not None and pair.t is not None
+    kept = pair.matches[mask]
+    if repeat:
+        kept = kept[np.random.default_rng(repeat).permutation(len(kept))]
+    if len(kept) < FEWEST_MATCHES:
+        return PoseError(FAILURE, FAILURE, failed=True)
+    # OpenCV's estimators have generators of their own; this covers what else draws from the global one.
+    cv2.setRNGSeed(0)
+    threshold = settings.threshold * (_mean_focal(kept) if settings.calibrated else 1.0)
+    pose = estimate_pose(kept, estimator, threshold=threshold, confidence=settings.confidence)
+    if pose is None:
+        return PoseError(FAILURE, FAILURE, failed=True)
+    return PoseError(
+        geometry.rotation_error(torch.from_numpy(pose.R), pair.R.double()).item(),
+        geometry.translation_error(torch.from_numpy(pose.t), pair.t.double()).item(),
+    )
+
+
+def _mean_focal(matches: Correspondences) -> float:
+    assert matches.K0 is not None and matches.K1 is not None
+    return torch.stack([matches.K0.diagonal()[:2], matches.K1.diagonal()[:2]]).double().mean().item()
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """One pruner on one pair."""
+
+    kept: int
+    precision: float
+    recall: float
+    f1: float
+    average_precision: float
+    poses: Mapping[str, Sequence[PoseError]]
+    """By estimator, one for each repeat; empty where the source has no poses."""
+
+
+def score_pair(pair: LabelledPair, prediction: Prediction, settings: PoseSettings) -> PairScore:
+    inlier = pair.inlier.numpy()
+    return PairScore(
+        int(prediction.mask.sum()),
+        *metrics.precision_recall_f1(prediction.mask, inlier),
+        metrics.average_precision(prediction.logits, inlier),
+        {
+            estimator: [pose_error(pair, prediction.mask, estimator, settings, n) for n in range(settings.repeats)]
+            for estimator in settings.estimators
+            if pair.R is not None
+        },
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class PrunerScores:
+    """One pruner on all pairs of a source."""
+
+    pairs: Sequence[PairScore]
+    calibration_error: float
+    """Of the scores of all matches together."""
+    inlier_neighbours: np.ndarray | None = field(default=None)
+    """[blocks + 1 x k's] mean over pairs of `metrics.inlier_neighbour_ratio`, for the input and after every block."""
+
+    def column(self, name: str) -> np.ndarray:
+        """[P] a number of every pair by its name in `PairScore`."""
+        return np.array([getattr(pair, name) for pair in self.pairs], np.float64)
+
+    def errors(self, estimator: str, part: str = "worse") -> np.ndarray:
+        """[repeats x P] pose errors: "rotation", "translation" or the "worse" of the two."""
+        rows = [[getattr(error, part) for error in pair.poses[estimator]] for pair in self.pairs]
+        return np.array(rows, np.float64).T
+
+    def only(self, chosen: Sequence[int]) -> PrunerScores:
+        """The scores of some of the pairs."""
+        return replace(self, pairs=[self.pairs[number] for number in chosen])
+
+    def matches_summary(self) -> dict[str, float]:
+        """Means over pairs."""
+        names = ("kept", "precision", "recall", "f1", "average_precision")
+        means = {name: float(self.column(name).mean()) if self.pairs else 0.0 for name in names}
+        return {**means, "calibration_error": self.calibration_error}
+
+    def pose_summary(self, estimator: str) -> dict[str, Any]:
+        """AUC and mAP in percent, means over repeats; how much AUC differs between them; pairs without an answer."""
+
+        def percent(metric: Callable[[np.ndarray], list[float]], part: str = "worse") -> np.ndarray:
+            return 100 * np.array([metric(errors) for errors in self.errors(estimator, part)])
+
+        auc = percent(metrics.pose_auc)
+        return {
+            "auc": auc.mean(0).tolist(),
+            "auc_deviation": auc.std(0, ddof=1).tolist() if len(auc) > 1 else None,
+            "rotation_auc": percent(metrics.pose_auc, "rotation").mean(0).tolist(),
+            "translation_auc": percent(metrics.pose_auc, "translation").mean(0).tolist(),
+            "map": percent(metrics.binned_map).mean(0).tolist(),
+            "failures": sum(any(error.failed for error in pair.poses[estimator]) for pair in self.pairs),
+        }

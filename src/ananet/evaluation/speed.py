@@ -1,0 +1,359 @@
+"""How fast, how large: times of pruners and networks, peak memory, pairs a second.
+
+Networks are measured with torch, numpy and safetensors alone, on a CPU or a GPU; OpenCV is imported only where
+classical pruners and features are measured too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ananet.attention import FORMS, choose_backend
+from ananet.errors import InputError
+from ananet.networks import ANANet, ANANetSettings
+from ananet.networks.engine import inference_engine
+
+if TYPE_CHECKING:
+    from ananet.correspondences import Correspondences
+
+WARM_UP_RUNS = 3
+FIRST_ORDER = "none"
+FORM_NAMES = {"cubic": "Cub.", "quadratic": "Qua.", "linear": "Lin.", FIRST_ORDER: "none"}
+# Image that synthetic matches and the stand-in photos are scaled to.
+WIDTH, HEIGHT, FOCAL = 1024, 768, 800.0
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much measuring is enough."""
+
+    runs: int = 4000
+    """As many as in the paper."""
+    seconds: float = 10.0
+    """A measurement ends after this time even with fewer runs."""
+
+    def __post_init__(self) -> None:
+        for name in ("runs", "seconds"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name}: expected a positive number, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one measurement gave."""
+
+    mean: float
+    """Milliseconds."""
+    median: float
+    runs: int
+    peak_mebibytes: float | None
+    """Memory on top of what was there before; None where the system does not say."""
+
+
+def measure(
+    call: Callable[[Any], object], make_input: Callable[[], Any], effort: Effort, device: torch.device
+) -> Timing:
+    """Times a call on fresh input for every run, which is made outside of the time that counts.
+
+    On a GPU the time is that between two events around the call on an idle device: what a caller waits.
+    """
+    timer = _gpu_milliseconds if device.type == "cuda" else _cpu_milliseconds
+    # CUDA graphs take their memory on the first run, and keep it.
+    peak = PeakMemory(device)
+    for _ in range(WARM_UP_RUNS):
+        timer(call, make_input())
+    if device.type == "cpu":
+        # There, the first run is when libraries are loaded.
+        peak = PeakMemory(device)
+    times: list[float] = []
+    start = time.perf_counter()
+    while len(times) < effort.runs and (not times or time.perf_counter() - start < effort.seconds):
+        times.append(timer(call, make_input()))
+    return Timing(float(np.mean(times)), float(np.median(times)), len(times), peak.mebibytes())
+
+
+def _cpu_milliseconds(call: Callable[[Any], object], given: Any) -> float:
+    start = time.perf_counter()
+    call(given)
+    return (time.perf_counter() - start) * 1000
+
+
+def _gpu_milliseconds(call: Callable[[Any], object], given: Any) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    call(given)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+class PeakMemory:
+    """The most memory in use since this was made, beyond what was in use then."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self.before: float | None = torch.cuda.memory_allocated(device) / MEBIBYTE
+        else:
+            self.before = self._reset_process()
+
+    def mebibytes(self) -> float | None:
+        if self.before is None:
+            return None
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) / MEBIBYTE - self.before
+        return max(0.0, _process_mebibytes("VmHWM") - self.before)
+
+    @staticmethod
+    def _reset_process() -> float | None:
+        """Linux forgets a process's peak when "5" is written to this file."""
+        try:
+            # What was freed but not given back would hide what is taken next.
+            ctypes.CDLL(None).malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")
+            return _process_mebibytes("VmRSS")
+        except (OSError, AttributeError):
+            return None
+
+
+def _process_mebibytes(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+@dataclass(frozen=True)
+class Road:
+    """How networks are run."""
+
+    device: torch.device
+    plain: bool = False
+    """Whether as they are trained; otherwise as `ananet.load` runs them, the fastest way there is on the device."""
+    dtype: torch.dtype = torch.float32
+    """Of a plain network; the fast way chooses its own."""
+
+    def network(self, form: str) -> Network:
+        """The paper's network with one form of second-order context, or "none"; weights do not matter for speed."""
+        torch.manual_seed(0)
+        second_order = form != FIRST_ORDER
+        shape = form if second_order else "linear"
+        network = ANANet(ANANetSettings(form=shape, second_order=second_order)).eval()  # type: ignore[arg-type]
+        if self.plain:
+            return network.to(self.device, self.dtype)
+        engine = inference_engine(network, self.device)
+        return lambda matches: engine(matches, None)
+
+
+Network = Callable[[Tensor], Tensor]
+"""[B x N x 4] matches to [B x N] logits."""
+
+
+@torch.inference_mode()
+def measure_network(network: Network, batch: int, length: int, effort: Effort, road: Road) -> Timing:
+    """Time of one pass over a batch of random problems of so many matches."""
+    generator = torch.Generator(road.device).manual_seed(0)
+
+    def make_input() -> Tensor:
+        return (2 * torch.rand(batch, length, 4, generator=generator, device=road.device) - 1).to(road.dtype)
+
+    return measure(network, make_input, effort, road.device)
+
+
+def measure_forms(
+    lengths: Sequence[int], effort: Effort, road: Road, log: Callable[[str], None]
+) -> dict[str, dict[int, Timing | None]]:
+    """Times of the network without and with each form, by number of matches; None where memory does not suffice."""
+    found: dict[str, dict[int, Timing | None]] = {}
+    for form in (FIRST_ORDER, *FORMS):
+        network = road.network(form)
+        found[form] = {}
+        for length in lengths:
+            log(f"network, {form}, N = {length}")
+            found[form][length] = _unless_out_of_memory(network, length, effort, road)
+    return found
+
+
+def _unless_out_of_memory(network: Network, length: int, effort: Effort, road: Road) -> Timing | None:
+    try:
+        return measure_network(network, 1, length, effort, road)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return None
+
+
+def forms_table(found: dict[str, dict[int, Timing | None]]) -> list[dict[str, Any]]:
+    """Table 5 right: mean extra milliseconds that each form adds to the network without; last, the latter."""
+    rows = []
+    for form in ("cubic", "quadratic", "linear"):
+        row: dict[str, Any] = {"Form": FORM_NAMES[form]}
+        for length, timing in found[form].items():
+            base = found[FIRST_ORDER][length]
+            row[f"N={length}"] = f"{timing.mean - base.mean:+.2f}" if timing and base else None
+        rows.append(row)
+    whole = {f"N={length}": f"{timing.mean:.2f}" if timing else None for length, timing in found[FIRST_ORDER].items()}
+    return [*rows, {"Form": FORM_NAMES[FIRST_ORDER], **whole}]
+
+
+def details_table(found: dict[str, dict[int, Timing | None]]) -> list[dict[str, Any]]:
+    """Mean, median and peak memory of the whole network."""
+    return [
+        {"Form": FORM_NAMES[form], "N": length, **timing_row(timing)}
+        for form, by_length in found.items()
+        for length, timing in by_length.items()
+    ]
+
+
+def timing_row(timing: Timing | None) -> dict[str, Any]:
+    if timing is None:
+        return {"mean ms": None, "median ms": None, "runs": 0, "peak MiB": "out of memory"}
+    peak = "-" if timing.peak_mebibytes is None else f"{timing.peak_mebibytes:.0f}"
+    return {"mean ms": timing.mean, "median ms": timing.median, "runs": timing.runs, "peak MiB": peak}
+
+
+def measure_throughput(batches: Sequence[int], length: int, effort: Effort, road: Road) -> list[dict[str, Any]]:
+    """Pairs a second of the paper's network by batch size."""
+    network = road.network("linear")
+    rows = []
+    for batch in batches:
+        timing = measure_network(network, batch, length, effort, road)
+        rows.append({"batch": batch, "N": length, "pairs/s": batch * 1000 / timing.median, **timing_row(timing)})
+    return rows
+
+
+def measure_pruners(
+    names: Sequence[str], length: int, effort: Effort, road: Road, log: Callable[[str], None]
+) -> dict[str, Timing]:
+    """Times of pruners on synthetic problems, from matches to mask.
+
+    "ananet" is the paper's network, not trained, where no weights of this name are bundled.
+    """
+    from ananet.pruners import load
+    from ananet.weights import bundled
+
+    problems = SyntheticProblems(length)
+    found = {}
+    for name in names:
+        log(name)
+        pruner: Callable[[Correspondences], object]
+        if name == "ananet" and name not in bundled():
+            network = road.network("linear")
+
+            def prune(matches: Correspondences, network: Network = network) -> object:
+                return (network(matches.normalized()[None].to(road.device, road.dtype)) > 0).cpu()
+
+            pruner = torch.inference_mode()(prune)
+        else:
+            pruner = load(name, device=road.device)
+        found[Path(name).stem if name.endswith(".safetensors") else name] = measure(
+            pruner, problems, effort, road.device
+        )
+    return found
+
+
+class SyntheticProblems:
+    """Matches between two cameras, other ones at every call."""
+
+    def __init__(self, length: int) -> None:
+        from ananet.datasets.synthetic import SyntheticSettings
+
+        self.generator = torch.Generator().manual_seed(0)
+        self.settings = SyntheticSettings(matches=length)
+
+    def __call__(self) -> Correspondences:
+        from ananet.correspondences import Correspondences
+        from ananet.datasets.synthetic import synthesize
+
+        problem = synthesize(1, self.generator, self.settings)
+        K = torch.tensor([[FOCAL, 0, WIDTH / 2], [0, FOCAL, HEIGHT / 2], [0, 0, 1]])
+        points = (problem.matches[0] * FOCAL + torch.tensor([WIDTH / 2, HEIGHT / 2] * 2)).numpy()
+        return Correspondences(
+            points[:, :2],
+            points[:, 2:],
+            K0=K,
+            K1=K,
+            size0=(WIDTH, HEIGHT),
+            size1=(WIDTH, HEIGHT),
+            ratio=problem.ratio[0],
+            mutual=problem.mutual[0],
+        )
+
+
+def measure_reference(photos: tuple[Path, Path] | None, effort: Effort) -> Timing:
+    """What matches cost before any pruner sees them: SIFT on two photos and nearest neighbours (Ref. in Table 2).
+
+    Args:
+        photos: two files; None for random texture of 1024 x 768 pixels.
+    """
+    from ananet.features import detect, match, read_image
+
+    images = [_texture(seed) for seed in (0, 1)] if photos is None else [read_image(photo) for photo in photos]
+    return measure(
+        lambda both: match(detect(both[0]), detect(both[1])), lambda: images, effort, device=torch.device("cpu")
+    )
+
+
+def _texture(seed: int) -> np.ndarray:
+    """[H x W] uint8 noise at many scales, as photos have."""
+    import cv2
+
+    rng = np.random.default_rng(seed)
+    layers = [
+        cv2.resize(rng.normal(0, 16, (HEIGHT // step, WIDTH // step)), (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
+        for step in (1, 2, 4, 8, 16, 32, 64)
+    ]
+    return (128 + sum(layers)).clip(0, 255).astype(np.uint8)
+
+
+def table_2(found: dict[str, Timing], reference: Timing | None) -> list[dict[str, Any]]:
+    """Table 2: a column for each method, milliseconds; below the mean also the median, the runs and the memory."""
+    columns = {**found, **({} if reference is None else {"Ref.": reference})}
+    rows: list[dict[str, Any]] = []
+    for title, text in (
+        ("runtimes (mean, ms)", lambda t: f"{t.mean:.2f}"),
+        ("median, ms", lambda t: f"{t.median:.2f}"),
+        ("runs", lambda t: str(t.runs)),
+        ("peak, MiB", lambda t: "-" if t.peak_mebibytes is None else f"{t.peak_mebibytes:.0f}"),
+    ):
+        rows.append({"Method": title, **{name: text(timing) for name, timing in columns.items()}})
+    return rows
+
+
+def describe(road: Road) -> str:
+    """What the numbers hold for, in one line."""
+    device = road.device
+    if device.type == "cuda":
+        where = torch.cuda.get_device_name(device)
+    else:
+        where = f"{_processor()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+    how = (
+        f"plain network in {str(road.dtype).removeprefix('torch.')}" if road.plain else "network as ananet.load runs it"
+    )
+    return f"{where}; torch {torch.__version__}; {how}, attention {choose_backend(device)}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def as_json(found: dict[str, dict[int, Timing | None]]) -> dict[str, dict[str, Any]]:
+    return {
+        form: {str(length): asdict(timing) if timing else None for length, timing in by_length.items()}
+        for form, by_length in found.items()
+    }

@@ -1,0 +1,73 @@
+"""A function over many numbers on all cores: one process a core, one thread a process.
+
+Threads inside workers (OpenMP, BLAS, OpenCV) would fight for the same cores, and sums would depend on how many there
+are. With one thread in each, the result is the same whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+# Numbers that a worker takes at once; few, so that the bar moves and the last ones end together.
+AT_ONCE = 4
+
+
+@contextmanager
+def worker_pool(
+    workers: int | None, initializer: Callable[..., None], *arguments: Any
+) -> Iterator[ProcessPoolExecutor]:
+    """Processes that have each called `initializer(*arguments)`. An error or Ctrl-C ends them at once.
+
+    Args:
+        workers: how many; None for one a core.
+    """
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    # Read by numpy and OpenMP when they are imported in a worker.
+    os.environ.update(ONE_THREAD)
+    # Forking a process that runs threads is not safe.
+    context = multiprocessing.get_context("spawn")
+    lifeline, held = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(workers or os.cpu_count() or 1, context, _start, (lifeline, initializer, arguments))
+    try:
+        yield pool
+    except BaseException:
+        held.close()
+        pool.shutdown(cancel_futures=True)
+        raise
+    finally:
+        pool.shutdown()
+        held.close()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def ordered_map(pool: ProcessPoolExecutor, function: Callable[[int], Result], count: int) -> Iterator[Result]:
+    """The results for 0, 1, ..., count - 1 in this order."""
+    return pool.map(function, range(count), chunksize=AT_ONCE)
+
+
+def _start(lifeline: Connection, initializer: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    # Ctrl-C reaches every process of the terminal; the parent decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    initializer(*arguments)
+
+
+def _end_with(lifeline: Connection) -> None:
+    """Ends the process when the parent lets go of the other end of the line, on purpose or because it was killed."""
+    wait([lifeline])
+    os._exit(1)

@@ -1,0 +1,137 @@
+import json
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from ananet import InputError
+from ananet.attention.reference import CONTEXT
+from ananet.cli import main
+from ananet.evaluation.explain import block_features, inlier_neighbours, shared_attention, two_apart, view_blocks
+from ananet.networks import ANANet, ANANetSettings, load_network
+from ananet.networks.input import network_input
+
+from ..conftest import make_problem
+from .conftest import camera_pose
+
+
+def test_views_agree_with_the_network():
+    torch.manual_seed(0)
+    network = ANANet(ANANetSettings(blocks=2, width=32, heads=2, form="quadratic")).eval()
+    matches = make_problem(60, 40).matches
+    taken = []
+    encoders = [block.second_order for block in network.blocks]
+    hooks = [e.register_forward_hook(lambda module, given, out: taken.append(given[0])) for e in encoders]
+    with torch.no_grad():
+        logits = network(network_input(matches, network.settings))
+    for hook in hooks:
+        hook.remove()
+    views = view_blocks(network, matches)
+    assert len(views) == 2
+    for view, context in zip(views, taken, strict=True):
+        assert torch.allclose(view.attention.sum(-1), torch.ones(2, 100), atol=1e-5)
+        assert torch.allclose(view.context, context[0], atol=1e-5)
+        assert torch.allclose(view.normalized, torch.sigmoid(2 * view.context), atol=1e-5)
+        assert torch.equal(view.context, CONTEXT["quadratic"](view.attention, 100))
+    features = block_features(network, matches)
+    assert len(features) == 3 and features[0].shape == (100, 32)
+    with torch.no_grad():
+        assert torch.allclose(network.head(features[-1])[:, 0], logits, atol=1e-5)
+    assert not any(block._forward_hooks for block in network.blocks), "nothing is left behind"
+
+
+def test_without_second_order_there_is_no_context():
+    network = ANANet(ANANetSettings(blocks=1, width=32, heads=2, second_order=False)).eval()
+    (view,) = view_blocks(network, make_problem(20, 20).matches)
+    assert view.context is None and view.normalized is None
+
+
+def test_neighbours(world):
+    network, _ = load_network(world.weights)
+    problem = make_problem(50, 50)
+    ratios = inlier_neighbours(network, problem.matches, problem.inlier, (1, 99))
+    assert ratios.shape == (3, 2)
+    assert ratios[:, 1] == pytest.approx(49 / 99)
+    assert not inlier_neighbours(network, problem.matches[[]], np.zeros(0, bool)).any()
+
+
+def test_shared_attention_by_hand():
+    attention = torch.tensor([[0.9, 0.5, 0.1, 0.4], [0.2, 0.9, 0.3, 0.4], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    found = shared_attention(attention, (0, 1), 2)
+    assert [sorted(a.tolist()) for a in found.attended] == [[1, 3], [2, 3]], "not themselves"
+    assert found.shared.tolist() == [3]
+
+
+def test_two_apart():
+    points = np.array([[0.0, 0], [1, 0], [100, 0], [90, 0]])
+    logits = np.array([3.0, 2.0, 0.5, 1.0])
+    assert two_apart(points, logits, np.arange(4)) == (0, 3)
+    assert two_apart(points, logits, np.array([0, 1])) == (0, 1)
+    with pytest.raises(InputError, match="at least two matches"):
+        two_apart(points, logits, np.array([0]))
+
+
+@pytest.fixture
+def always(tmp_path):
+    """A network that keeps everything."""
+    from ananet.networks import save_network
+
+    torch.manual_seed(0)
+    network = ANANet(ANANetSettings(blocks=2, width=32, heads=2))
+    with torch.no_grad():
+        network.head.weight.zero_()
+        network.head.bias.fill_(1.0)
+    save_network(tmp_path / "always.safetensors", network)
+    return tmp_path / "always.safetensors"
+
+
+def explain(capsys, world, *arguments):
+    images = world.folder / "room" / "images"
+    code = main(["explain", str(images / "0.png"), str(images / "1.png"), *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_pictures_with_labels(world, always, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    R, t = camera_pose(1)
+    np.savetxt(tmp_path / "pose.txt", np.c_[R, t])
+    code, out, err = explain(
+        capsys, world, "--pruner", f"{always},ratio", "--focal", 300, "--pose", tmp_path / "pose.txt",
+        "-o", tmp_path / "out", "--max-keypoints", 200, "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    result = json.loads(out)
+    assert result["labels"] == "pose" and result["block"] == 2
+    assert [p.rsplit("/", 1)[1] for p in result["pictures"]] == [
+        "matches.png", "attention.png", "context.png", "neighbours.png",
+    ]  # fmt: skip
+    for picture in result["pictures"]:
+        assert cv2.imread(picture).std() > 10
+
+
+def test_without_labels_or_weights_it_says_so(world, always, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    code, out, _ = explain(capsys, world, "--pruner", f"lpm,{always}", "-o", tmp_path / "o", "--max-keypoints", 100)
+    assert code == 0 and "kept and removed matches stand in for right and wrong" in out
+    code, out, _ = explain(capsys, world, "--pruner", "lpm,gms", "-o", tmp_path / "p", "--max-keypoints", 100)
+    assert code == 0 and "No weight file given" in out
+    assert [p.name for p in (tmp_path / "p").iterdir()] == ["matches.png"]
+
+
+def test_wrong_arguments(world, always, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    pose = tmp_path / "pose.txt"
+    pose.write_text("1 2 3")
+    small = ("-o", tmp_path / "out", "--max-keypoints", 100)
+    for arguments, word in (
+        (("--pruner", always, "--block", 9), "--block: expected 1 to 2, got 9"),
+        (("--pruner", always, "--head", 0), "--head: expected 1 to 2, got 0"),
+        (("--pruner", "wrong"), "pruner: expected one of"),
+        (("--pruner", "all", "--pose", pose), "--k0: expected together with"),
+        (("--pruner", "all", "--focal", 300, "--pose", pose), "--pose: expected a text file with 12 or 16"),
+        (("--pruner", "all", "--focal", 300, "--k0", "1,1,1,1"), "--focal: expected either"),
+    ):
+        code, _, err = explain(capsys, world, *arguments, *small)
+        assert code == 2 and word in err, err
