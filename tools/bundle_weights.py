@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from ananet.datasets.synthetic import SyntheticSettings, synthesize
+from ananet.files import atomic_path
 from ananet.networks import load_network, save_network
 from ananet.networks.input import side_input
 from ananet.weights import FOLDER, INDEX, bundled, checksum
@@ -35,7 +36,8 @@ def main(source: str, name: str, summary: str, card_file: str | None = None) -> 
         matches = torch.cat([matches, side_input(matches[..., 0], batch.ratio, batch.mutual)], dim=-1)
     with torch.no_grad():
         logits = network(matches)
-    save_file({"matches": matches, "logits": logits}, FOLDER / f"{name}.golden.safetensors")
+    with atomic_path(FOLDER / f"{name}.golden.safetensors") as temporary:
+        save_file({"matches": matches, "logits": logits}, temporary)
 
     index = {**bundled(), name: {"summary": summary, "sha256": checksum(path)}}
     INDEX.write_text(json.dumps(index, indent=1) + "\n")

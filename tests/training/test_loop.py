@@ -89,7 +89,7 @@ def test_other_settings_do_not_continue_a_run(settings, tmp_path):
 
 
 def test_learning_lowers_the_loss(settings, tmp_path):
-    longer = replace(settings, steps=60, log_every=20, validate_every=60, synthetic_share=0.0, learning_rate=3e-3)
+    longer = replace(settings, steps=150, log_every=50, validate_every=150, synthetic_share=0.0, learning_rate=3e-3)
     train(longer, tmp_path, device="cpu")
     losses = [line["loss"] for line in map(json.loads, (tmp_path / LOG).read_text().splitlines()) if "loss" in line]
     assert losses[-1] < losses[0] - 0.03, losses

@@ -195,7 +195,8 @@ def _loss(model: nn.Module, batch: Batch, settings: TrainSettings, step: int, de
         matches = torch.cat([matches, side * visible], dim=-1)
     half = settings.precision == "bf16" and device.type == "cuda"
     with torch.autocast(device.type, torch.bfloat16, enabled=half):
-        logits = model(matches, batch.mask)
+        # Without padding the network takes a shorter road.
+        logits = model(matches, None if bool(batch.mask.all()) else batch.mask)
     loss = class_loss(logits, batch.inlier, batch.mask)
     if settings.geometric_weight and step >= settings.geometric_from:
         loss = loss + settings.geometric_weight * geometric_loss(logits, batch.matches, batch.inlier, batch.mask)
