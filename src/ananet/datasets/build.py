@@ -25,6 +25,7 @@ from tqdm import tqdm
 from ananet import geometry
 from ananet.datasets.base import INLIER_DISTANCE, PosedImage, PosedScene
 from ananet.datasets.colmap import read_posed_scene, undistort_points
+from ananet.datasets.photos import read_posed_image
 from ananet.datasets.shards import (
     MOST_KEYPOINTS,
     PairTable,
@@ -35,7 +36,7 @@ from ananet.datasets.shards import (
     write_table,
 )
 from ananet.errors import InputError
-from ananet.features import DETECTORS, Features, NearestNeighbours, detect, nearest_neighbours, read_image
+from ananet.features import DETECTORS, Features, NearestNeighbours, detect, nearest_neighbours
 
 STAGING = ".scenes"
 # Evidence of overlap must be better than the paper's loose label: about 3 px at common focal lengths.
@@ -214,17 +215,6 @@ def _features(
     readable = {name: result for name, result in zip(names, results, strict=True) if isinstance(result, ImageFeatures)}
     unreadable = {name: result for name, result in zip(names, results, strict=True) if isinstance(result, str)}
     return readable, unreadable
-
-
-def read_posed_image(image: PosedImage) -> np.ndarray:
-    """The photo in the orientation that its camera was calibrated for: as viewers show it, or as it is stored."""
-    sizes = []
-    for upright in (True, False):
-        picture = read_image(image.path, upright)
-        sizes.append((picture.shape[1], picture.shape[0]))
-        if image.size in (None, sizes[-1]):
-            return picture
-    raise InputError(f"{image.path}: its camera is for {image.size} pixels, the photo has {sizes[0]}")
 
 
 def _pairs(

@@ -19,8 +19,9 @@ from torch import Tensor
 from ananet import geometry
 from ananet.datasets.base import LabelledPair, PosedImage
 from ananet.datasets.colmap import parse_camera, undistort_points
+from ananet.datasets.photos import read_posed_image
 from ananet.errors import InputError
-from ananet.features import Features, detect, match, read_image
+from ananet.features import Features, detect, match
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +123,7 @@ def upright_features(
     """Features of a photo that is turned, scaled and freed from distortion, and the camera matrix that they have."""
     if turns and image.distortion is not None:
         raise InputError(f"pair: expected an undistorted photo where it is to be turned, got {image.distortion}")
-    pixels = read_image(image.path)
+    pixels = read_posed_image(image)
     size = (pixels.shape[1], pixels.shape[0])
     K = rotate_camera(image.K, size, turns)
     pixels = np.ascontiguousarray(np.rot90(pixels, turns))

@@ -256,7 +256,9 @@ def calibrate_and_save(
         scenes = [pairs.scenes.index(name) for name in settings.calibration_scenes]
         held_out = torch.isin(pairs.pair_scene, torch.tensor(scenes)).nonzero()[:, 0].tolist()
         fold_into_head(network, *fit_probabilities(predict(network, (pairs[n] for n in held_out), device)))
-    card = {"ananet": __version__, "settings": settings.to_dict(), **notes}
+    # Where the pairs lay says nothing to others.
+    how = {name: value for name, value in settings.to_dict().items() if name not in ("pairs", "validation")}
+    card = {"ananet": __version__, "settings": how, **notes}
     if validation:
         card["validation"] = score(predict(network, validation, device))
     save_network(run / WEIGHTS, network, card)
