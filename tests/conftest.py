@@ -1,6 +1,10 @@
 """Two-view problems with known truth, for every test that needs one."""
 
+import os
 from dataclasses import dataclass
+
+# Before torch: threads that spin while they wait make a busy machine many times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import pytest

@@ -251,6 +251,9 @@ def test_wrong_calls(problem):
     assert isinstance(pruner(Correspondences([], [])).mask, np.ndarray)
     with pytest.raises(InputError, match=r"pairs\[1\]: expected Correspondences, got tuple"):
         pruner.batch([problem.matches, (1, 2)])
+    for wrong in (problem.matches, 3):
+        with pytest.raises(InputError, match="pairs: expected a list of Correspondences"):
+            pruner.batch(wrong)
 
 
 def test_coordinates_beyond_reason_are_undecided(weights):

@@ -23,7 +23,7 @@ def attention_map(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Ten
         query, key: [B x H x N x D].
         mask: [B x N], True where a match is real.
     """
-    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     if mask is None:
         return scores.softmax(dim=-1)
     real_key = mask[:, None, None, :]
@@ -35,7 +35,7 @@ def attention_map(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Ten
 
 def cubic_form(A: Tensor, count: Tensor | int) -> Tensor:
     """Eq. 1: h_i = sqrt(l_i^T l_i) with L = D - W, [... x N x N] to [... x N]."""
-    W = A.mT @ A
+    W = A.transpose(-2, -1) @ A
     off_diagonal = W - torch.diag_embed(torch.diagonal(W, dim1=-2, dim2=-1))
     square = off_diagonal.sum(-1).square() + off_diagonal.square().sum(-1)
     # The square root has no slope at 0, where a lone match stands.

@@ -36,9 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"ananet {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        import_module(f"ananet.cli.{name}").add_arguments(command)
+        subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        import_module(f"ananet.cli.{name}").add_arguments(subparser)
     arguments = parser.parse_args(argv)
+    # Threads that spin while they wait for each other make a busy machine many times slower. Read when torch starts.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    command = " ".join(filter(None, (arguments.command, getattr(arguments, "action", None))))
     try:
         return import_module(f"ananet.cli.{arguments.command}").run(arguments)
     except BrokenPipeError:
@@ -46,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (InputError, MissingExtraError, OSError) as error:
-        print(f"ananet {arguments.command}: {error}", file=sys.stderr)
+        print(f"ananet {command}: {error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

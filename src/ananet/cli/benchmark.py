@@ -67,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     def log(what: str) -> None:
         if sys.stderr.isatty():
             print(f"\r\033[Kmeasuring {what}", end="", file=sys.stderr, flush=True)
+        else:
+            print(f"measuring {what}", file=sys.stderr, flush=True)
 
     machine = speed.describe(road)
     result: dict[str, Any] = {"machine": machine, "matches": arguments.matches}
@@ -76,9 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
         parts.append(f"{title}\n\n{format_table(rows, arguments.style, decimals=2)}")
 
     if not arguments.networks_only:
-        pruners = speed.measure_pruners(arguments.pruner.split(","), arguments.matches, effort, road, log)
         log("SIFT + NN")
         reference = speed.measure_reference(tuple(arguments.photos) if arguments.photos else None, effort)
+        pruners = speed.measure_pruners(arguments.pruner.split(","), arguments.matches, effort, road, log)
         result["pruners"] = {name: asdict(timing) for name, timing in {**pruners, "Ref.": reference}.items()}
         what = "two photos given" if arguments.photos else "texture of 1024 x 768"
         title = f"Table 2: inference time (ms), N = {arguments.matches}. Ref.: SIFT and NN, 2000 keypoints, {what}, CPU"

@@ -93,7 +93,7 @@ def scene_table(pairs: PairSet, facts: list[PairFacts]) -> list[dict[str, Any]]:
                 "scene": scene["name"],
                 "photos": len(scene["images"]),
                 "pairs": len(own),
-                "matches": mean("matches", own),
+                "matches": round(mean("matches", own) or 0),
                 "inlier_ratio": mean("inlier_ratio", own),
                 "rotation": mean("rotation", own),
                 "parallax": mean("parallax", own),

@@ -105,7 +105,7 @@ def plot_neighbours(ratios: np.ndarray, neighbours: Sequence[int], name: str) ->
     Args:
         ratios: [blocks + 1 x k's].
     """
-    figure, axis = _axis("k nearest neighbours in feature space", "inliers among them")
+    figure, axis = _axis("k nearest neighbours in feature space", "share of the same kind among them")
     for block, row in enumerate(ratios):
         axis.plot(neighbours, row, marker="o", label=f"after block {block}" if block else "before the blocks")
     axis.set_ylim(0, 1)

@@ -76,7 +76,7 @@ class SecondOrderEncoder(nn.Module):
 
     def normalize(self, context: Tensor) -> Tensor:
         """[B x H x N] context to [B x N x H] values in (0, 1)."""
-        context = context.mT
+        context = context.transpose(-2, -1)
         normalized = torch.sigmoid(context if self.alpha is None else self.alpha * context)
         # The context of half-precision features comes in single precision.
         return normalized.to(self.norm.weight.dtype)

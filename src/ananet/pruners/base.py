@@ -85,6 +85,8 @@ def as_correspondences(
 
 
 def check_pairs(pairs: Sequence[Correspondences]) -> None:
+    if not isinstance(pairs, Sequence):
+        raise InputError(f"pairs: expected a list of Correspondences, got {type(pairs).__name__}")
     for number, pair in enumerate(pairs):
         if not isinstance(pair, Correspondences):
             raise InputError(f"pairs[{number}]: expected Correspondences, got {type(pair).__name__}")
