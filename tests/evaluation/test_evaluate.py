@@ -51,6 +51,7 @@ def test_evaluate(world, tmp_path, capsys):
         capsys, world.folder, "--pruner", pruners, *SMALL, *keep, "--workers", 1, "--scores", tmp_path / "again.json"
     )
     assert code == 0, err
+    assert "predictions reused: all, ratio, tiny" in out
     assert json.loads((tmp_path / "again.json").read_text()) == [scores]
 
     # Other weights under the same name, or other keypoints: refused before any work.

@@ -91,6 +91,8 @@ class Evaluation:
     scores: dict[str, PrunerScores]
     estimators: tuple[str, ...]
     """Those that ran: none on a source without poses."""
+    reused: tuple[str, ...] = ()
+    """Pruners that did not run, because their predictions were there."""
 
     @property
     def inlier_ratios(self) -> np.ndarray:
@@ -294,6 +296,7 @@ def evaluate(
         predictions,
         scores,
         estimators,
+        tuple(stored),
     )
 
 

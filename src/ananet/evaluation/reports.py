@@ -24,9 +24,10 @@ PERCENT = 100.0
 def describe(evaluation: Evaluation) -> str:
     """What was measured on, in one line."""
     scenes = len(set(evaluation.scenes))
+    reused = f"; predictions reused: {', '.join(evaluation.reused)}" if evaluation.reused else ""
     return (
         f"{evaluation.source} ({evaluation.kind}): {len(evaluation.names)} pairs of {scenes} scenes, "
-        f"{evaluation.inlier_ratios.mean():.1%} inliers; {evaluation.matching}"
+        f"{evaluation.inlier_ratios.mean():.1%} inliers; {evaluation.matching}{reused}"
     )
 
 
@@ -229,6 +230,7 @@ def as_json(evaluations: Sequence[Evaluation], table: int | None = None) -> list
             "kind": evaluation.kind,
             "pairs": len(evaluation.names),
             "matches": evaluation.matching,
+            "reused_predictions": list(evaluation.reused),
             "inlier_ratio": float(evaluation.inlier_ratios.mean()),
             "estimators": {name: evaluation.pose_settings.describe(name) for name in evaluation.estimators},
             "pruners": {
