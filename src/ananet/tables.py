@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-STYLES = ("text", "markdown")
-
 
 def format_table(rows: Sequence[Mapping[str, Any]], style: str = "text", decimals: int = 3) -> str:
     """A table with a column for each key of the first row; numbers to the right, words to the left.

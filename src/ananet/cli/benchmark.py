@@ -47,18 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import torch
 
+    from ananet.devices import choose_device
     from ananet.evaluation import speed
     from ananet.tables import format_table
 
-    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"--device: got {arguments.device!r}, but PyTorch sees no CUDA GPU here")
+    device = choose_device(arguments.device)
     if arguments.threads is not None:
         if arguments.threads < 1:
             raise InputError(f"--threads: expected at least 1, got {arguments.threads}")
         torch.set_num_threads(arguments.threads)
     if arguments.dtype != "float32" and not arguments.plain:
         raise InputError("--dtype: expected together with --plain; the fast way chooses its own precision")
-    device = torch.device(arguments.device)
     road = speed.Road(device, arguments.plain, getattr(torch, arguments.dtype))
     lengths, batches = _whole_numbers("--lengths", arguments.lengths), _whole_numbers("--batch", arguments.batch)
     _whole_numbers("--matches", str(arguments.matches))

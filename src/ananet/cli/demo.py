@@ -14,8 +14,8 @@ import numpy as np
 from ananet.cli.arguments import add_json, add_pruner, print_json
 from ananet.errors import MissingExtraError
 
-# Calibration of the pair as scikit-image documents it, in pixels and millimetres.
-FOCAL, CENTRE_X, CENTRE_Y, CENTRE_SHIFT, BASELINE = 994.978, 311.193, 254.877, 31.086, 193.001
+# Calibration of the pair as scikit-image documents it, in pixels. Poses have no scale, so the baseline is left out.
+FOCAL, CENTRE_X, CENTRE_Y, CENTRE_SHIFT = 994.978, 311.193, 254.877, 31.086
 # How the right camera is turned: pitch, yaw and roll in degrees. The zoom leaves no empty corners.
 TURN = (4.0, -6.0, 15.0)
 ZOOM = 1.45

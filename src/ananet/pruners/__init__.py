@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ananet.devices import choose_device
 from ananet.errors import InputError
 from ananet.pruners.base import Pruned, Pruner
 from ananet.pruners.gms import GMS
@@ -49,7 +50,7 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
     """
     name = str(pruner) if pruner is not None else default_pruner()
     name = ALIASES.get(name, name)
-    chosen = _device(device)
+    chosen = choose_device(device)
     if name in CLASSICAL:
         try:
             return CLASSICAL[name](**options)
@@ -61,15 +62,3 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
             raise InputError(f"{', '.join(options)}: trained weights take no options, they carry their settings")
         return LearnedPruner(path, chosen)
     raise InputError(f"pruner: expected one of {', '.join(list_pruners())} or a .safetensors file, got {name!r}")
-
-
-def _device(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-        torch.zeros(1, device=chosen).item()
-    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device: expected 'auto', 'cpu' or a GPU that is here, got {device!r} ({reason})") from None
-    return chosen

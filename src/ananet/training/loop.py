@@ -28,6 +28,7 @@ from ananet.datasets.base import Batch
 from ananet.datasets.batches import PairBatches
 from ananet.datasets.shards import PairSet, read_pairs
 from ananet.datasets.synthetic import SyntheticSettings, synthesize
+from ananet.devices import choose_device
 from ananet.errors import InputError
 from ananet.networks import ANANet, load_network, save_network
 from ananet.networks.input import side_input
@@ -62,7 +63,7 @@ def train(
         What the run came to: step, loss, seconds, and validation scores if there are any.
     """
     rank, processes = _join_processes()
-    device = _device(device, rank)
+    device = _own_device(device, rank)
     run = Path(run)
     run.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(settings.seed)
@@ -290,11 +291,11 @@ def _join_processes() -> tuple[int, int]:
     return (dist.get_rank(), processes) if processes > 1 else (0, 1)
 
 
-def _device(device: str | torch.device, rank: int) -> torch.device:
-    if device != "auto":
-        return torch.device(device)
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    local = int(os.environ.get("LOCAL_RANK", rank))
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
+def _own_device(device: str | torch.device, rank: int) -> torch.device:
+    """The device of this process: of several GPUs, each process has its own."""
+    chosen = choose_device(device)
+    if chosen.type != "cuda" or chosen.index is not None:
+        return chosen
+    own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+    torch.cuda.set_device(own)
+    return own
