@@ -31,6 +31,10 @@ def same(a: Batch, b: Batch) -> bool:
     return all(torch.equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(Batch))
 
 
+def equal_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a[:, None] == b).all(-1)
+
+
 def test_plain_batches_are_the_stored_pairs(pairs):
     batch = PairBatches(pairs, BatchSettings.plain(4, 250), seed=1)[0]
     assert batch.matches.shape == (4, 250, 4)
@@ -53,6 +57,23 @@ def test_changes_keep_points_pose_and_labels_together(pairs, change):
     torch.testing.assert_close(batch.distance, distance_of(batch) * batch.mask, atol=1e-5, rtol=1e-3)
     torch.testing.assert_close(batch.R @ batch.R.mT, torch.eye(3).expand(8, 3, 3), atol=1e-5, rtol=0)
     torch.testing.assert_close(torch.linalg.det(batch.R), torch.ones(8))
+
+
+def test_a_second_motion_takes_a_disc_of_the_first_image(pairs):
+    plain = BatchSettings.plain(8, 250)
+    before = PairBatches(pairs, plain, seed=2)[0]
+    after = PairBatches(pairs, replace(plain, second_motion=1.0), seed=2)[0]
+    assert torch.equal(after.R, before.R)
+    for n in range(8):
+        own, theirs = before.matches[n], before.matches[n - 1]
+        from_own, from_theirs = (equal_rows(after.matches[n], rows).any(1) for rows in (own, theirs))
+        assert (from_own | from_theirs).all()
+        new = after.matches[n, from_theirs & ~from_own, :2]
+        assert len(new) / 250 < 0.65  # few where the neighbour happens to be the same pair
+        # Labels go with their matches.
+        both = torch.cat([own, theirs])
+        labels = torch.cat([before.inlier[n], before.inlier[n - 1]])
+        assert torch.equal(after.inlier[n], labels[equal_rows(after.matches[n], both).long().argmax(1)])
 
 
 def test_scale_changes_leave_labels_alone(pairs):

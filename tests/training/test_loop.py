@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 import ananet
 from ananet import InputError
 from ananet.cli import main
-from ananet.datasets.batches import BatchSettings
+from ananet.datasets.batches import BatchSettings, PairBatches
 from ananet.datasets.build import BuildSettings, build_pairs
-from ananet.networks import ANANetSettings, load_network
+from ananet.datasets.shards import read_pairs
+from ananet.networks import ANANet, ANANetSettings, load_network
 from ananet.training import loop
 from ananet.training.loop import BEST, LAST, LOG, WEIGHTS, train
 from ananet.training.settings import TrainSettings
@@ -65,7 +66,7 @@ def test_a_run_leaves_weights_checkpoints_and_a_log(settings, tmp_path):
     assert any("validation_f1" in line for line in lines)
     network, card = load_network(tmp_path / "run" / WEIGHTS)
     assert network.settings == SMALL
-    assert card["steps"] == 8 and card["settings"]["seed"] == 0 and "f1" in card["validation"]
+    assert card["steps"] == 8 and card["settings"]["seed"] == 0 and {"f1", "auc_5"} <= set(card["validation"])
     assert ananet.load(tmp_path / "run" / WEIGHTS).name == "weights"
 
 
@@ -131,6 +132,44 @@ def test_fine_tuning_starts_from_given_weights(settings, data, tmp_path, capsys)
     torch.testing.assert_close(tuned.head.weight, first.head.weight, atol=1e-3, rtol=0)
     with pytest.raises(InputError, match="the run wants"):
         train(replace(settings, network=ANANetSettings()), tmp_path / "x", start_from=start, device="cpu")
+
+
+def test_other_forms_and_side_input_start_from_the_same_weights(settings, tmp_path):
+    train(settings, tmp_path / "first", device="cpu", until=3)
+    first = load_network(tmp_path / "first" / WEIGHTS)[0]
+    wider = replace(SMALL, form="quadratic", side_channels=2)
+    network = ANANet(wider)
+    loop._copy_weights(network, tmp_path / "first" / WEIGHTS)
+    torch.testing.assert_close(network.head.weight, first.head.weight)
+    matches = torch.rand(1, 20, 6)
+    before, after = first.encoder(matches[..., :4]), network.eval().encoder(matches)
+    torch.testing.assert_close(after, before)
+    with pytest.raises(InputError, match="the run wants"):
+        loop._copy_weights(ANANet(replace(SMALL, blocks=2)), tmp_path / "first" / WEIGHTS)
+
+
+def test_side_input_is_withheld_in_every_way():
+    known = loop._known_side_input(3000, 0.6, step=1, device=torch.device("cpu"))
+    shares = [(known == torch.tensor(kind)).all(1).float().mean() for kind in ([1, 1], [1, 0], [0, 1], [0, 0])]
+    assert torch.stack(shares).tolist() == pytest.approx([0.4, 0.2, 0.2, 0.2], abs=0.04)
+    assert loop._known_side_input(9, 0.0, step=1, device=torch.device("cpu")).all()
+
+
+def test_batches_made_at_once_are_full_or_say_so(settings):
+    source = loop.BatchSource(settings, read_pairs(settings.pairs), torch.device("cpu"), 0, 1)
+    batch, full = source.draw(0)
+    assert len(batch.matches) == 4 and full == bool(batch.mask.all())
+    source = loop.BatchSource(settings, read_pairs(settings.pairs), torch.device("cpu"), 0, 1)
+    source.steps_at_once = 3
+    source.real = PairBatches(read_pairs(settings.pairs), replace(settings.batches, batch_size=6), 0)
+    assert [len(source.draw(step)[0].matches) for step in range(4)] == [4] * 4
+
+
+def test_a_tighter_label(settings, tmp_path):
+    train(replace(settings, inlier_distance=1e-5, steps=2), tmp_path, device="cpu")
+    assert load_network(tmp_path / WEIGHTS)[1]["settings"]["inlier_distance"] == 1e-5
+    with pytest.raises(InputError, match="inlier_distance: expected a positive number"):
+        replace(settings, inlier_distance=0.0)
 
 
 def test_settings_come_from_toml(settings, data, tmp_path, capsys):

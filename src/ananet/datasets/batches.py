@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,12 +44,15 @@ class BatchSettings:
     """How often some matches are given wrong partners; up to half of them."""
     dropped_inliers: float = 0.3
     """How often some of the inliers are left out; up to four fifths of them."""
+    second_motion: float = 0.15
+    """How often a part of the first image shows what another pair of the batch has there: two motions in one problem,
+    the inliers of both being inliers. R and t are those of the first."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "matches"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("swap", "roll", "mirror", "uncalibrated", "outliers", "dropped_inliers"):
+        for name in ("swap", "roll", "mirror", "uncalibrated", "outliers", "dropped_inliers", "second_motion"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name}: expected a probability, got {getattr(self, name)}")
         for name in ("focal_change", "jitter"):
@@ -59,7 +62,7 @@ class BatchSettings:
     @classmethod
     def plain(cls, batch_size: int = 32, matches: int = 2000) -> BatchSettings:
         """Batches without any change, as for validation."""
-        return cls(batch_size, matches, *(0.0,) * 8)
+        return cls(batch_size, matches, *(0.0,) * 9)
 
 
 class PairBatches(Dataset[Batch]):
@@ -151,7 +154,7 @@ class PairBatches(Dataset[Batch]):
             R, t = torch.where(swap[:, None, None], R.mT, R), torch.where(swap[:, None], back, t)
 
         real = mask.to(rays0.dtype)
-        return Batch(
+        batch = Batch(
             matches=torch.cat([seen0, seen1], dim=-1) * real[..., None],
             inlier=(distance < INLIER_DISTANCE) & mask,
             distance=distance * real,
@@ -161,6 +164,32 @@ class PairBatches(Dataset[Batch]):
             R=R,
             t=t,
         )
+        return _second_motion(draw, batch, settings.second_motion) if settings.second_motion else batch
+
+
+def _second_motion(draw: _Draw, batch: Batch, probability: float) -> Batch:
+    """Gives some pairs, within a disc of the first image, the matches that their neighbour in the batch has there."""
+    count = batch.mask.sum(1)
+    first = batch.matches[..., :2]
+    partner = first.roll(1, 0)
+    # The disc lies around a match of the partner and holds a tenth to six tenths of its matches.
+    centre = _take(partner, draw.integer(count.roll(1, 0).clamp_min(1))[:, None])
+    distance = (partner - centre).norm(dim=-1).masked_fill(~batch.mask.roll(1, 0), math.inf)
+    share = (0.1 + 0.5 * draw.uniform()) * draw.chance(probability)
+    taken = (share * count.roll(1, 0)).long()[:, None]
+    order = distance.argsort(dim=1)
+    radius = distance.gather(1, order).gather(1, (taken - 1).clamp_min(0))
+    # What the pair itself has there makes room first.
+    own_order = ((first - centre).norm(dim=-1) > radius).to(torch.uint8).argsort(dim=1, stable=True)
+    theirs = torch.arange(order.shape[1], device=order.device) < taken
+
+    def merged(values: Tensor) -> Tensor:
+        if values.dim() == 3:
+            return torch.where(theirs[..., None], _take(values.roll(1, 0), order), _take(values, own_order))
+        return torch.where(theirs, values.roll(1, 0).gather(1, order), values.gather(1, own_order))
+
+    names = ("matches", "inlier", "distance", "ratio", "mutual", "mask")
+    return replace(batch, **{name: merged(getattr(batch, name)) for name in names})
 
 
 @dataclass(frozen=True, eq=False)

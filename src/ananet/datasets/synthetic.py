@@ -57,7 +57,7 @@ class SyntheticSettings:
     """How often one camera is turned around its axis by any angle, not only by a few degrees."""
     near_planar: float = 0.15
     """How often the whole scene is one plane with little relief."""
-    moving: float = 0.3
+    moving: float = 0.5
     """How often there are bodies that move on their own."""
     bodies: int = 3
     """At most so many of them."""

@@ -14,7 +14,9 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,11 @@ from ananet.training.checkpoint import load_checkpoint, read_checkpoint, save_ch
 from ananet.training.loss import class_loss, geometric_loss
 from ananet.training.progress import Progress
 from ananet.training.settings import TrainSettings
-from ananet.training.validation import fit_probabilities, fold_into_head, predict, score
+from ananet.training.validation import fit_probabilities, fold_into_head, pose_scores, predict, score
 
-PROBLEMS_AT_ONCE = 256
+PROBLEMS_AT_ONCE = 512
+# A scale and a shift need no more pairs than this.
+CALIBRATION_PAIRS = 400
 LAST, BEST, WEIGHTS, LOG = "last.safetensors", "best.safetensors", "weights.safetensors", "log.jsonl"
 
 
@@ -71,7 +75,7 @@ def train(
     if start_from is not None:
         _copy_weights(network, start_from)
     network = network.to(device)
-    average = copy.deepcopy(network).eval()
+    average = RunningAverage(network, settings.averaging)
     optimizer = torch.optim.AdamW(
         network.parameters(), settings.learning_rate, weight_decay=settings.weight_decay, fused=device.type == "cuda"
     )
@@ -79,9 +83,12 @@ def train(
     notes: dict[str, Any] = {"best": None, "seconds": 0.0}
     if (run / LAST).exists():
         _same_settings(run / LAST, settings)
-        step, notes = load_checkpoint(run / LAST, network, average, optimizer)
+        step, notes = load_checkpoint(run / LAST, network, average.network, optimizer)
 
-    model: nn.Module = DistributedDataParallel(network) if processes > 1 else network
+    model: Callable[..., Tensor] = DistributedDataParallel(network) if processes > 1 else network
+    if settings.compile and device.type == "cuda" and processes == 1:
+        # One CUDA graph forward and one backward: launching a thousand small kernels takes longer than running them.
+        model = torch.compile(network, mode="reduce-overhead", dynamic=False)
     pairs = read_pairs(settings.pairs) if settings.pairs else None
     source = BatchSource(settings, pairs, device, rank, processes)
     validation = list(read_pairs(settings.validation)) if settings.validation and rank == 0 else []
@@ -93,14 +100,14 @@ def train(
             learning_rate = _learning_rate(settings, step)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
-            batch = source.draw(step)
-            loss = _loss(model, batch, settings, step, device)
+            batch, full = source.draw(step)
+            loss = _loss(model, batch, full, settings, step, device)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             norm = nn.utils.clip_grad_norm_(network.parameters(), settings.clip_gradient)
             optimizer.step()
             step += 1
-            _update_average(average, network, settings.averaging, step)
+            average.update(step)
 
             mean_loss += (loss.detach() - mean_loss) / min(step - started_at, settings.log_every)
             out_of_time = time.monotonic() - start > max_seconds
@@ -110,20 +117,22 @@ def train(
                 rate = (step - started_at) * settings.batches.batch_size * processes / (time.monotonic() - start)
                 progress.log(step, loss=float(mean_loss), learning_rate=learning_rate, pairs_per_second=rate)
             if rank == 0 and (step % settings.validate_every == 0 or finishing) and validation:
-                scores = score(predict(average, validation, device))
+                scores = score(predict(average.network, validation, device, settings.inlier_distance))
                 progress.log(step, **{f"validation_{name}": value for name, value in scores.items()})
                 if notes["best"] is None or scores["average_precision"] > notes["best"]["average_precision"]:
                     notes["best"] = {"step": step, **scores}
-                    _save(run / BEST, step, settings, network, average, optimizer, notes)
+                    _save(run / BEST, step, settings, network, average.network, optimizer, notes)
             if rank == 0 and (step % settings.checkpoint_every == 0 or finishing):
                 spent = notes["seconds"] + time.monotonic() - start
-                _save(run / LAST, step, settings, network, average, optimizer, {**notes, "seconds": spent})
+                _save(run / LAST, step, settings, network, average.network, optimizer, {**notes, "seconds": spent})
             if out_of_time:
                 break
 
-    notes["seconds"] += time.monotonic() - start
-    if rank == 0:
-        calibrate_and_save(run, settings, average, pairs, validation, device, {**notes, "steps": step})
+        notes["seconds"] += time.monotonic() - start
+        if rank == 0:
+            facts = {**notes, "steps": step}
+            scores = calibrate_and_save(run, settings, average.network, pairs, validation, device, facts)
+            progress.log(step, **{f"final_{name}": value for name, value in scores.items()})
     if processes > 1:
         dist.barrier()
         dist.destroy_process_group()
@@ -131,44 +140,58 @@ def train(
 
 
 class BatchSource:
-    """Batches of real pairs mixed with synthetic problems in a set share; each process has its own."""
+    """Batches of real pairs mixed with synthetic problems in a set share; each process has its own.
+
+    On a GPU many problems are drawn in the time of few, so batches for several steps are made at once.
+    """
 
     def __init__(
         self, settings: TrainSettings, pairs: PairSet | None, device: torch.device, rank: int, processes: int
     ) -> None:
         total = settings.batches.batch_size
         share = settings.synthetic_share if pairs is not None else 1.0
-        synthetic = round(share * total)
+        self.steps_at_once = max(1, PROBLEMS_AT_ONCE // total) if device.type == "cuda" else 1
         self.seed, self.device, self.rank, self.processes = settings.seed, device, rank, processes
-        self.synthetic = synthetic
+        self.synthetic = round(share * total)
         self.problems = SyntheticSettings(matches=settings.batches.matches)
-        # On a GPU many problems are made in the time of few: enough for some steps at once.
-        self.steps_at_once = max(1, PROBLEMS_AT_ONCE // max(synthetic, 1)) if device.type == "cuda" else 1
-        self.made: tuple[int, Batch] | None = None
         self.real: PairBatches | None = None
-        if pairs is not None and synthetic < total:
-            own = replace(settings.batches, batch_size=total - synthetic)
+        if pairs is not None and self.synthetic < total:
+            own = replace(settings.batches, batch_size=(total - self.synthetic) * self.steps_at_once)
             left_out = (*settings.calibration_scenes, *settings.excluded_scenes)
             self.real = PairBatches(pairs, own, settings.seed, device, without=left_out)
+        self.made = -1
+        self.batches: list[Batch] = []
+        self.full: list[bool] = []
 
-    def draw(self, step: int) -> Batch:
-        parts: list[Batch] = [] if self.real is None else [self.real[step * self.processes + self.rank]]
-        if self.synthetic:
-            parts.append(self._synthetic(step))
-        return parts[0] if len(parts) == 1 else _concatenate(parts)
-
-    def _synthetic(self, step: int) -> Batch:
+    def draw(self, step: int) -> tuple[Batch, bool]:
+        """The batch of a step, and whether it is full: without padding the network takes a shorter road."""
         turn, place = divmod(step, self.steps_at_once)
-        number = turn * self.processes + self.rank
-        if self.made is None or self.made[0] != number:
+        if self.made != turn:
+            self.batches, self.made = self._make(turn * self.processes + self.rank), turn
+            # Asking the GPU makes the CPU wait, so ask once for all.
+            self.full = torch.stack([batch.mask.all() for batch in self.batches]).tolist()
+        return self.batches[place], self.full[place]
+
+    def _make(self, number: int) -> list[Batch]:
+        kinds: list[list[Batch]] = []
+        if self.real is not None:
+            kinds.append(_split(self.real[number], self.steps_at_once))
+        if self.synthetic:
             generator = torch.Generator(self.device).manual_seed((self.seed * 0x9E3779B1 + number) % 2**63)
-            self.made = number, synthesize(self.synthetic * self.steps_at_once, generator, self.problems)
-        own = slice(place * self.synthetic, (place + 1) * self.synthetic)
-        return Batch(**{f.name: getattr(self.made[1], f.name)[own] for f in fields(Batch)})
+            problems = synthesize(self.synthetic * self.steps_at_once, generator, self.problems)
+            kinds.append(_split(problems, self.steps_at_once))
+        return [_concatenate(parts) for parts in zip(*kinds, strict=True)]
 
 
-def _concatenate(parts: list[Batch]) -> Batch:
+def _split(batch: Batch, parts: int) -> list[Batch]:
+    pieces = {f.name: getattr(batch, f.name).chunk(parts) for f in fields(Batch)}
+    return [Batch(**{name: values[n] for name, values in pieces.items()}) for n in range(parts)]
+
+
+def _concatenate(parts: Sequence[Batch]) -> Batch:
     """Batches one after another, padded to the longest."""
+    if len(parts) == 1:
+        return parts[0]
     longest = max(part.mask.shape[1] for part in parts)
 
     def padded(values: Tensor, per_match: bool) -> Tensor:
@@ -185,23 +208,33 @@ def _concatenate(parts: list[Batch]) -> Batch:
     )
 
 
-def _loss(model: nn.Module, batch: Batch, settings: TrainSettings, step: int, device: torch.device) -> Tensor:
+def _loss(
+    model: Callable[..., Tensor], batch: Batch, full: bool, settings: TrainSettings, step: int, device: torch.device
+) -> Tensor:
     matches = batch.matches
     if settings.network.side_channels:
-        # Whether a pair's side input is known follows from the step too.
-        generator = torch.Generator().manual_seed(step)
-        known = torch.rand(len(matches), generator=generator) >= settings.side_dropout
         side = side_input(matches[..., 0], batch.ratio, batch.mutual)
-        visible = known.to(device)[:, None, None] & batch.mask[..., None]
-        matches = torch.cat([matches, side * visible], dim=-1)
+        known = _known_side_input(len(matches), settings.side_dropout, step, device)
+        matches = torch.cat([matches, side * (known[:, None] & batch.mask[..., None])], dim=-1)
     half = settings.precision == "bf16" and device.type == "cuda"
     with torch.autocast(device.type, torch.bfloat16, enabled=half):
-        # Without padding the network takes a shorter road.
-        logits = model(matches, None if bool(batch.mask.all()) else batch.mask)
-    loss = class_loss(logits, batch.inlier, batch.mask)
+        logits = model(matches, None if full else batch.mask)
+    inlier = (batch.distance < settings.inlier_distance) & batch.mask
+    loss = class_loss(logits, inlier, batch.mask)
     if settings.geometric_weight and step >= settings.geometric_from:
-        loss = loss + settings.geometric_weight * geometric_loss(logits, batch.matches, batch.inlier, batch.mask)
+        loss = loss + settings.geometric_weight * geometric_loss(logits, batch.matches, inlier, batch.mask)
     return loss
+
+
+def _known_side_input(pairs: int, dropout: float, step: int, device: torch.device) -> Tensor:
+    """[B x 2] bool, following from the step: which pairs show their ratios, and which their mutual flags.
+
+    Where something is withheld it is one, the other or both, equally often: users have either, too.
+    """
+    generator = torch.Generator(device).manual_seed(step)
+    withheld = torch.rand(pairs, 1, generator=generator, device=device) < dropout
+    kind = torch.randint(3, (pairs, 1), generator=generator, device=device)
+    return ~(withheld & (kind != torch.arange(2, device=device)))
 
 
 def _learning_rate(settings: TrainSettings, step: int) -> float:
@@ -213,13 +246,20 @@ def _learning_rate(settings: TrainSettings, step: int) -> float:
     return settings.final_learning_rate + span * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
 
 
-@torch.no_grad()
-def _update_average(average: nn.Module, network: nn.Module, decay: float, step: int) -> None:
-    # At the start the average should follow quickly, or it remembers the random beginning.
-    keep = min(decay, step / (step + 10))
-    means, values = average.state_dict().values(), network.state_dict().values()
-    pairs = [(mean, value) for mean, value in zip(means, values, strict=True) if mean.dtype.is_floating_point]
-    torch._foreach_lerp_([mean for mean, _ in pairs], [value for _, value in pairs], 1 - keep)
+class RunningAverage:
+    """A network whose weights and statistics are the running mean of another's."""
+
+    def __init__(self, network: ANANet, decay: float) -> None:
+        self.network, self.decay = copy.deepcopy(network).eval(), decay
+        means, values = self.network.state_dict().values(), network.state_dict().values()
+        pairs = [(mean, value) for mean, value in zip(means, values, strict=True) if mean.dtype.is_floating_point]
+        self.means, self.values = [mean for mean, _ in pairs], [value for _, value in pairs]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        # At the start the average should follow quickly, or it remembers the random beginning.
+        keep = min(self.decay, step / (step + 10))
+        torch._foreach_lerp_(self.means, self.values, 1 - keep)
 
 
 def _stop_if_broken(loss: float, norm: float, step: int, run: Path) -> None:
@@ -250,19 +290,29 @@ def calibrate_and_save(
     validation: list[Any],
     device: torch.device,
     notes: dict[str, Any],
-) -> None:
-    """Fit the scores on scenes kept out of training, if there are any, and write the weights with their card."""
+) -> dict[str, float]:
+    """Fit the scores on scenes kept out of training, if there are any, and write the weights with their card.
+
+    Returns what the weights come to on the validation pairs: matches, and poses where OpenCV is installed.
+    """
     network = copy.deepcopy(network)
     if pairs is not None and settings.calibration_scenes:
         scenes = [pairs.scenes.index(name) for name in settings.calibration_scenes]
         held_out = torch.isin(pairs.pair_scene, torch.tensor(scenes)).nonzero()[:, 0].tolist()
-        fold_into_head(network, *fit_probabilities(predict(network, (pairs[n] for n in held_out), device)))
+        held_out = held_out[:: math.ceil(len(held_out) / CALIBRATION_PAIRS)]
+        answers = predict(network, (pairs[n] for n in held_out), device, settings.inlier_distance)
+        fold_into_head(network, *fit_probabilities(answers))
     # Where the pairs lay says nothing to others.
     how = {name: value for name, value in settings.to_dict().items() if name not in ("pairs", "validation")}
-    card = {"ananet": __version__, "settings": how, **notes}
+    scores: dict[str, float] = {}
     if validation:
-        card["validation"] = score(predict(network, validation, device))
+        answers = predict(network, validation, device, settings.inlier_distance)
+        scores = score(answers)
+        if find_spec("cv2") is not None:
+            scores |= pose_scores(answers, validation)
+    card = {"ananet": __version__, "settings": how, **notes, "validation": scores}
     save_network(run / WEIGHTS, network, card)
+    return scores
 
 
 def _same_settings(path: Path, settings: TrainSettings) -> None:
@@ -278,9 +328,14 @@ def _same_settings(path: Path, settings: TrainSettings) -> None:
 
 def _copy_weights(network: ANANet, path: str | Path) -> None:
     loaded, _ = load_network(path)
-    if loaded.settings != network.settings:
-        raise InputError(f"from: {path} has settings {loaded.settings}, the run wants {network.settings}")
-    network.load_state_dict(loaded.state_dict())
+    have, want = loaded.settings, network.settings
+    # All forms have the same weights, and channels that were not there count nothing at first.
+    if replace(have, form=want.form, side_channels=max(have.side_channels, want.side_channels)) != want:
+        raise InputError(f"from: {path} has settings {have}, the run wants {want}")
+    weights = loaded.state_dict()
+    first = "encoder.linears.0.weight"
+    weights[first] = nn.functional.pad(weights[first], (0, want.side_channels - have.side_channels))
+    network.load_state_dict(weights)
 
 
 def _join_processes() -> tuple[int, int]:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.datasets.base import LabelledPair
+from ananet.datasets.base import INLIER_DISTANCE, LabelledPair
 from ananet.evaluation.metrics import average_precision, precision_recall_f1
 from ananet.networks import ANANet
 from ananet.networks.input import network_input
 
 
 @torch.inference_mode()
-def predict(network: ANANet, pairs: Iterable[LabelledPair], device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Logits and labels of every pair, on the CPU."""
+def predict(
+    network: ANANet, pairs: Iterable[LabelledPair], device: torch.device, inlier_distance: float = INLIER_DISTANCE
+) -> list[tuple[Tensor, Tensor]]:
+    """Logits and labels of every pair, on the CPU; the label is a squared epipolar distance below the given one."""
     network.eval()
     answers = []
     for pair in pairs:
         matches = network_input(pair.matches, network.settings).to(device)
-        answers.append((network(matches).float().cpu(), pair.inlier))
+        assert pair.distance is not None
+        answers.append((network(matches).float().cpu(), pair.distance < inlier_distance))
     return answers
 
 
@@ -67,3 +70,17 @@ def fold_into_head(network: ANANet, scale: float, shift: float) -> None:
     """Make the network's own logits the calibrated ones: its last layer is linear."""
     network.head.weight.mul_(scale)
     network.head.bias.mul_(scale).add_(shift)
+
+
+def pose_scores(answers: list[tuple[Tensor, Tensor]], pairs: Sequence[LabelledPair]) -> dict[str, float]:
+    """AUC at 5, 10 and 20 degrees, in percent, of poses that OpenCV's RANSAC finds in the kept matches at 1 pixel."""
+    from ananet.evaluation.metrics import pose_auc
+    from ananet.evaluation.scoring import PoseSettings, pose_error
+
+    settings = PoseSettings()
+    errors = [
+        pose_error(pair, (logits > 0).numpy(), "ransac", settings).worse
+        for (logits, _), pair in zip(answers, pairs, strict=True)
+    ]
+    aucs = pose_auc(np.array(errors))
+    return {f"auc_{degrees}": 100 * auc for degrees, auc in zip((5, 10, 20), aucs, strict=True)}
