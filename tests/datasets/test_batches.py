@@ -94,12 +94,12 @@ def test_inlier_ratio_falls_with_outliers_and_drops(pairs):
         assert share < plain.inlier.sum() / plain.mask.sum() - 0.05
 
 
-def test_padding_is_masked(pairs):
-    batch = PairBatches(pairs, BatchSettings(4, 1000), seed=0)[0]
-    assert batch.matches.shape[1] == 300, "no pair has more matches than keypoints"
-    assert not batch.mask.all() or batch.mask.sum() == 1200
-    assert batch.matches[~batch.mask].abs().sum() == 0
-    assert not batch.inlier[~batch.mask].any()
+def test_pairs_with_few_matches_are_repeated(pairs):
+    few = 300 - 250
+    settings = replace(BatchSettings.plain(4, 300), dropped_inliers=1.0)
+    batch = PairBatches(pairs, settings, seed=3)[0]
+    assert batch.mask.all() and batch.matches.shape[1] == int(pairs.table.pair_start.diff().max())
+    assert any(len(rows.unique(dim=0)) < batch.matches.shape[1] - few for rows in batch.matches)
 
 
 def test_scenes_are_drawn_evenly(pairs):

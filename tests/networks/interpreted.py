@@ -29,5 +29,5 @@ def test_agrees_with_the_network(settings, monkeypatch):
     single = FusedANANet(folded, torch.float32)(matches, lengths)
     torch.testing.assert_close(single.double(), exact, atol=2e-5, rtol=1e-4)
     half = FusedANANet(folded, torch.float16)(matches, lengths)
-    assert (half - exact).norm() < 1e-2 * exact.norm()
+    assert (half - exact).norm() < 1e-2 * max(exact.norm(), 1.0)  # of 230 logits
     assert half[1, 90:].abs().sum() == 0

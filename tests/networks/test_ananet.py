@@ -30,7 +30,7 @@ def test_parameter_counts_of_the_paper():
     # Learnable normalisation costs one alpha a head and block.
     assert parameters() - parameters(learnable_normalization=False) == 20
     assert parameters(share_kv=False) - parameters() == 5 * (128 * 128 + 128)
-    assert parameters(side_channels=2) - parameters() == 2 * 16
+    assert parameters(side_channels=2) - parameters() == (2 + 1 + 2) * 16 + (16 + 1 + 2) * 32 + (32 + 1) * 128
 
 
 def test_alpha_starts_at_two():

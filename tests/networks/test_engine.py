@@ -24,6 +24,8 @@ def trained(**settings) -> ANANet:
             torch.nn.init.normal_(module.bias, 0, 0.3)
         if isinstance(module, torch.nn.Linear):
             torch.nn.init.normal_(module.bias, 0, 0.1)
+    if network.side_encoder is not None:
+        torch.nn.init.normal_(network.side_encoder.linears[-1].weight, 0, 0.1)
     return network
 
 
@@ -39,7 +41,7 @@ def trained(**settings) -> ANANet:
 def test_folded_network_gives_the_same_logits(settings):
     network = trained(blocks=2, **settings)
     engine = inference_engine(network, CPU)
-    matches = torch.rand(2, 50, network.encoder.linears[0].in_features) * 2 - 1
+    matches = torch.rand(2, 50, 4 + network.settings.side_channels) * 2 - 1
     lengths = torch.tensor([50, 31])
     mask = torch.arange(50) < lengths[:, None]
     with torch.no_grad():

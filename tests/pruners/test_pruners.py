@@ -21,7 +21,10 @@ def weights(tmp_path_factory):
     folder = tmp_path_factory.mktemp("weights")
     for name, channels in (("plain", 0), ("side", 2)):
         torch.manual_seed(0)
-        save_network(folder / f"{name}.safetensors", ANANet(ANANetSettings(side_channels=channels, blocks=2)))
+        network = ANANet(ANANetSettings(side_channels=channels, blocks=2))
+        if network.side_encoder is not None:
+            torch.nn.init.normal_(network.side_encoder.linears[-1].weight)
+        save_network(folder / f"{name}.safetensors", network)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Training batches out of a pair table: drawn, augmented, padded and masked where the table lies, CPU or GPU.
+"""Training batches out of a pair table: drawn and augmented where the table lies, CPU or GPU.
 
 Batch k of a seed is always the same, whoever draws it: in a DataLoader, `DataLoader(batches, batch_size=None,
 num_workers=w)` gives the same batches for any w. With the table on a GPU nothing touches the host.
@@ -27,10 +27,11 @@ class BatchSettings:
 
     batch_size: int = 32
     matches: int = 2000
-    """Matches of a problem, sampled from those of the pair; pairs with fewer are padded."""
+    """Matches of a problem, sampled from those of the pair. Where a pair has fewer they come several times, which the
+    network hardly sees: attention to all matches twice is attention to all. Batches without padding train faster."""
     swap: float = 0.5
     """How often the two images change places."""
-    roll: float = 0.5
+    roll: float = 0.1
     """How often each camera is turned around its axis, by any angle."""
     mirror: float = 0.5
     """How often both images are mirrored."""
@@ -109,8 +110,10 @@ class PairBatches(Dataset[Batch]):
         if settings.dropped_inliers:
             share = 0.8 * draw.uniform() * draw.chance(settings.dropped_inliers)
             keep = mask & ~((distance < INLIER_DISTANCE) & (draw.uniform_like(distance) < share[:, None]))
-        # A random order with the kept ones first; its head is the sample.
-        order = (draw.uniform_like(distance) - keep.to(distance.dtype)).argsort(dim=1)[:, : settings.matches]
+        # A random order with the kept ones first; its head is the sample, from the beginning again where it ends.
+        order = (draw.uniform_like(distance) - keep.to(distance.dtype)).argsort(dim=1)
+        number = torch.arange(min(settings.matches, order.shape[1]), device=order.device)
+        order = order.gather(1, number % keep.sum(1, keepdim=True).clamp_min(1))
 
         def pick(values: Tensor) -> Tensor:
             index = order if values.dim() == 2 else order[..., None].expand(-1, -1, values.shape[-1])

@@ -122,7 +122,12 @@ class ANANet(nn.Module):
         super().__init__()
         self.settings = settings or ANANetSettings()
         width = self.settings.width
-        self.encoder = PointwiseMLP((4 + self.settings.side_channels, 16, 32, 64, width, width))
+        self.encoder = PointwiseMLP((4, 16, 32, 64, width, width))
+        side = self.settings.side_channels
+        self.side_encoder = PointwiseMLP((side, 16, 32, width)) if side else None
+        if self.side_encoder is not None:
+            # Side input counts nothing at first, so that a network without it can be trained on with it.
+            nn.init.zeros_(self.side_encoder.linears[-1].weight)  # type: ignore[arg-type]
         self.blocks = nn.ModuleList(ANABlock(self.settings) for _ in range(self.settings.blocks))
         self.head = nn.Linear(width, 1)
 
@@ -139,7 +144,10 @@ class ANANet(nn.Module):
         """
         if matches.dim() == 2:
             return self(matches[None], None if mask is None else mask[None])[0]
-        features = self.encoder(matches, mask)
+        features = self.encoder(matches[..., :4], mask)
+        if self.side_encoder is not None:
+            # An encoder of its own: next to coordinates, whose last pixel matters, anything else is noise.
+            features = features + self.side_encoder(matches[..., 4:], mask)
         for block in self.blocks:
             features = block(features, mask)
         logits = self.head(features)[..., 0]

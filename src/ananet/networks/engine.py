@@ -158,11 +158,17 @@ class FusedANANet:
         return Graph(graph.replay, matches, lengths, logits)
 
     def _encoder_weights(self, folded: FoldedANANet) -> Weights:
-        first, *others = folded.encoder
-        padded = first.weight.new_zeros(16, 16)
-        padded[: first.weight.shape[1]] = first.weight.T
-        matrices = [layer.weight for layer in others]
-        vectors = [padded, first.bias, *(layer.bias for layer in others)]
+        matrices, vectors = [], []
+        channel = 0
+        for mlp in (folded.encoder, folded.side_encoder):
+            if mlp is not None:
+                first, *others = mlp
+                # Each takes its own channels of all.
+                padded = first.weight.new_zeros(16, 16)
+                padded[channel : channel + first.weight.shape[1]] = first.weight.T
+                channel += first.weight.shape[1]
+                matrices += [layer.weight for layer in others]
+                vectors += [padded, first.bias, *(layer.bias for layer in others)]
         return self._weights(matrices, vectors, folded.blocks[0].projections)
 
     def _block_weights(self, block: FoldedBlock, following: FoldedBlock | None, head: Linear) -> Weights:

@@ -95,6 +95,7 @@ class FoldedANANet:
     def __init__(self, network: ANANet) -> None:
         self.settings = network.settings
         self.encoder = fold_mlp(network.encoder)
+        self.side_encoder = None if network.side_encoder is None else fold_mlp(network.side_encoder)
         self.blocks = [FoldedBlock(block) for block in network.blocks if isinstance(block, ANABlock)]
         self.head = Linear(network.head.weight.detach(), network.head.bias.detach())
 
@@ -107,7 +108,9 @@ class FoldedANANet:
             lengths: [B] how many matches of each pair are real, the first ones; None if all are.
         """
         mask = None if lengths is None else torch.arange(matches.shape[1], device=matches.device) < lengths[:, None]
-        features = pointwise(self.encoder, matches)
+        features = pointwise(self.encoder, matches[..., :4])
+        if self.side_encoder is not None:
+            features = features + pointwise(self.side_encoder, matches[..., 4:])
         for block in self.blocks:
             features = block(features, mask)
         logits = self.head(features)[..., 0]

@@ -20,6 +20,15 @@ def _layer(x, weights, vectors, INPUT: tl.constexpr, OUTPUT: tl.constexpr):
 
 
 @triton.jit
+def _first_layer(x, vectors):
+    """16 channels to 16 in single precision, where coordinates would lose pixels in half; and the next vectors."""
+    c = tl.arange(0, 16)
+    weight = tl.load(vectors + c[:, None] * 16 + c[None, :])
+    y = tl.dot(x, weight, input_precision="ieee") + tl.load(vectors + 256 + c)[None, :]
+    return y, vectors + 256 + 16
+
+
+@triton.jit
 def _rectify(x, like):
     return tl.maximum(x, 0.0).to(like.dtype.element_ty)
 
@@ -50,7 +59,10 @@ def encode(
     MATCHES, LENGTHS, FEATURES, PROJECTED, weights, vectors, N,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, PROJECTIONS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Encoder 4-16-32-64-C-C, then the projections of the first block. N is a multiple of ROWS."""
+    """Encoder 4-16-32-64-C-C, with side input another S-16-32-C beside it, then the projections of the first block.
+
+    N is a multiple of ROWS.
+    """
     first = tl.program_id(0).to(tl.int64) * ROWS
     length = tl.load(LENGTHS + first // N)
     if first % N >= length:
@@ -59,14 +71,16 @@ def encode(
     c = tl.arange(0, 16)
     inside = (row % N < length)[:, None] & (c < CHANNELS)[None, :]
     x = tl.load(MATCHES + row[:, None] * CHANNELS + c[None, :], mask=inside, other=0.0)
-    # Coordinates lose pixels in half precision: the first layer is in single.
-    weight = tl.load(vectors + c[:, None] * 16 + c[None, :])
-    y = tl.dot(x, weight, input_precision="ieee") + tl.load(vectors + 256 + c)[None, :]
-    vectors += 256 + 16
+    y, vectors = _first_layer(x, vectors)
     y, weights, vectors = _layer(_rectify(y, FEATURES), weights, vectors, 16, 32)
     y, weights, vectors = _layer(_rectify(y, FEATURES), weights, vectors, 32, 64)
     y, weights, vectors = _layer(_rectify(y, FEATURES), weights, vectors, 64, WIDTH)
     y, weights, vectors = _layer(_rectify(y, FEATURES), weights, vectors, WIDTH, WIDTH)
+    if CHANNELS > 4:
+        side, vectors = _first_layer(x, vectors)
+        side, weights, vectors = _layer(_rectify(side, FEATURES), weights, vectors, 16, 32)
+        side, weights, vectors = _layer(_rectify(side, FEATURES), weights, vectors, 32, WIDTH)
+        y += side
     features = y.to(FEATURES.dtype.element_ty)
     o = tl.arange(0, WIDTH)
     tl.store(FEATURES + row[:, None] * WIDTH + o[None, :], features)

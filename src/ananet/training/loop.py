@@ -329,13 +329,10 @@ def _same_settings(path: Path, settings: TrainSettings) -> None:
 def _copy_weights(network: ANANet, path: str | Path) -> None:
     loaded, _ = load_network(path)
     have, want = loaded.settings, network.settings
-    # All forms have the same weights, and channels that were not there count nothing at first.
-    if replace(have, form=want.form, side_channels=max(have.side_channels, want.side_channels)) != want:
+    # All forms have the same weights, and side input that was not there counts nothing at first.
+    if replace(have, form=want.form, side_channels=have.side_channels or want.side_channels) != want:
         raise InputError(f"from: {path} has settings {have}, the run wants {want}")
-    weights = loaded.state_dict()
-    first = "encoder.linears.0.weight"
-    weights[first] = nn.functional.pad(weights[first], (0, want.side_channels - have.side_channels))
-    network.load_state_dict(weights)
+    network.load_state_dict({**network.state_dict(), **loaded.state_dict()})
 
 
 def _join_processes() -> tuple[int, int]:
