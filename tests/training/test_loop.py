@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from ananet.training.settings import TrainSettings
 from ananet.training.validation import fit_probabilities, score
 from tests.datasets.scenes import write_scene
 
+ROOT = Path(__file__).parents[2]
 SMALL = ANANetSettings(blocks=1, width=16, heads=2)
 
 
@@ -192,6 +194,21 @@ def test_settings_come_from_toml(settings, data, tmp_path, capsys):
         assert main(["train", str(path)]) == 2
         assert message in capsys.readouterr().err
     assert main(["train", str(tmp_path / "none.toml")]) == 2
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "settings").glob("*.toml")), ids=lambda path: path.stem)
+def test_settings_that_come_along_are_valid(path):
+    assert TrainSettings.from_toml(path).steps > 0
+
+
+def test_ablation_prints_both_tables(data, tmp_path):
+    script = [sys.executable, str(ROOT / "benchmarks" / "ablation.py"), str(data / "pairs"), str(data / "validation")]
+    options = ["-o", str(tmp_path), "--steps=1", "--batch-size=2", "--matches=32", "--device=cpu"]
+    done = subprocess.run([*script, *options], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Table 6" in done.stdout and "+ learnable normalisation" in done.stdout
+    assert "Table 5" in done.stdout and "cubic" in done.stdout
+    assert {p.stem for p in tmp_path.glob("*.safetensors")} == {"none", "sigmoid", "linear", "quadratic", "cubic"}
 
 
 def test_two_processes_share_gradients(settings, tmp_path):

@@ -90,6 +90,8 @@ class PairBatches(Dataset[Batch]):
         self.scene_start = (counts.cumsum(0) - counts)[wanted].to(device)
         self.scene_count = counts[wanted].to(device)
         self.longest = int(pairs.table.pair_start.diff().max())
+        self.matches = min(settings.matches, self.longest)
+        """Of every problem: no more than the largest pair has."""
 
     def __getitem__(self, number: int) -> Batch:
         draw = _Draw(self.seed, number, self.settings.batch_size, self.device)
@@ -112,7 +114,7 @@ class PairBatches(Dataset[Batch]):
             keep = mask & ~((distance < INLIER_DISTANCE) & (draw.uniform_like(distance) < share[:, None]))
         # A random order with the kept ones first; its head is the sample, from the beginning again where it ends.
         order = (draw.uniform_like(distance) - keep.to(distance.dtype)).argsort(dim=1)
-        number = torch.arange(min(settings.matches, order.shape[1]), device=order.device)
+        number = torch.arange(self.matches, device=order.device)
         order = order.gather(1, number % keep.sum(1, keepdim=True).clamp_min(1))
 
         def pick(values: Tensor) -> Tensor:

@@ -153,12 +153,14 @@ class BatchSource:
         self.steps_at_once = max(1, PROBLEMS_AT_ONCE // total) if device.type == "cuda" else 1
         self.seed, self.device, self.rank, self.processes = settings.seed, device, rank, processes
         self.synthetic = round(share * total)
-        self.problems = SyntheticSettings(matches=settings.batches.matches)
         self.real: PairBatches | None = None
+        matches = settings.batches.matches
         if pairs is not None and self.synthetic < total:
             own = replace(settings.batches, batch_size=(total - self.synthetic) * self.steps_at_once)
             left_out = (*settings.calibration_scenes, *settings.excluded_scenes)
             self.real = PairBatches(pairs, own, settings.seed, device, without=left_out)
+            matches = self.real.matches
+        self.problems = SyntheticSettings(matches=matches)
         self.made = -1
         self.batches: list[Batch] = []
         self.full: list[bool] = []
@@ -189,23 +191,7 @@ def _split(batch: Batch, parts: int) -> list[Batch]:
 
 
 def _concatenate(parts: Sequence[Batch]) -> Batch:
-    """Batches one after another, padded to the longest."""
-    if len(parts) == 1:
-        return parts[0]
-    longest = max(part.mask.shape[1] for part in parts)
-
-    def padded(values: Tensor, per_match: bool) -> Tensor:
-        missing = longest - values.shape[1] if per_match else 0
-        return (
-            torch.cat([values, values.new_zeros(len(values), missing, *values.shape[2:])], dim=1) if missing else values
-        )
-
-    return Batch(
-        **{
-            f.name: torch.cat([padded(getattr(part, f.name), f.name not in ("R", "t")) for part in parts])
-            for f in fields(Batch)
-        }
-    )
+    return Batch(**{f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Batch)})
 
 
 def _loss(
