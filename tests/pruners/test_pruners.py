@@ -275,3 +275,18 @@ def test_every_pruner_says_what_it_does():
     for name, summary in ananet.list_pruners().items():
         assert summary.endswith("."), name
         assert inspect.getdoc(type(ananet.load(name)))
+
+
+def test_pruners_one_after_another(problem):
+    m = problem.matches
+    chain, mutual = ananet.load("mutual+lpm"), ananet.load("mutual")(m).mask
+    kept = chain(m)
+    check_answer(kept, len(m))
+    assert chain.name == "mutual+lpm"
+    assert not (kept.mask & ~mutual).any()
+    assert np.array_equal(kept.mask[mutual], ananet.load("lpm")(m[mutual]).mask)
+    assert not chain(m[~torch.as_tensor(mutual)]).mask.any(), "nothing is left for the second"
+    with pytest.raises(InputError, match="expected one of"):
+        ananet.load("mutual+nonsense")
+    with pytest.raises(InputError, match="several pruners take no options"):
+        ananet.load("mutual+ratio", threshold=0.7)

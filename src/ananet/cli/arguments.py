@@ -11,7 +11,9 @@ from ananet.errors import InputError
 
 
 def add_pruner(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pruner", metavar="NAME", help="a name from 'ananet list' or a .safetensors file")
+    parser.add_argument(
+        "--pruner", metavar="NAME", help="a name from 'ananet list', a .safetensors file, or some of them joined by +"
+    )
     parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda (default: auto)")
 
 

@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a scene (images/ beside sparse/, and pairs.txt) or a folder of scenes, training shards, an OANet dump, "
         "MULTI cases, a pair list, or a folder with views.txt",
     )
-    parser.add_argument("--pruner", required=True, metavar="A,B,...", help="names and .safetensors files")
+    parser.add_argument(
+        "--pruner", required=True, metavar="A,B,...", help="names, .safetensors files, or some joined by +"
+    )
     parser.add_argument(
         "--estimator", default="ransac", metavar="A,B,...", help="ransac, magsac, poselib (default: ransac)"
     )

@@ -53,23 +53,29 @@ class PrunerChoice:
 
 def choose_pruners(given: Sequence[str]) -> list[PrunerChoice]:
     """Looks up names and weight files; a weight file goes by its name without the suffix."""
-    choices = []
-    for text in given:
-        name = ALIASES.get(text, text)
-        if name in CLASSICAL:
-            choices.append(PrunerChoice(name, name))
-            continue
-        path = bundled_path(name) if name in bundled() else Path(name)
-        if not path.is_file():
-            expected = f"one of {', '.join(list_pruners())} or a .safetensors file"
-            raise InputError(f"pruner: expected {expected}, got {text!r}")
-        network, _ = load_network(path)
-        about = {**network.settings.to_dict(), "parameters": sum(p.numel() for p in network.parameters())}
-        choices.append(PrunerChoice(path.stem, str(path), file_sha256(path), about))
+    choices = [_choose_pruner(text) for text in given]
     names = [choice.name for choice in choices]
     if not names or len(set(names)) < len(names):
         raise InputError(f"pruner: expected different names, got {', '.join(names) or 'none'}")
     return choices
+
+
+def _choose_pruner(text: str) -> PrunerChoice:
+    name = ALIASES.get(text, text)
+    if name in CLASSICAL:
+        return PrunerChoice(name, name)
+    path = bundled_path(name) if name in bundled() else Path(name)
+    if "+" in name and not path.is_file():
+        parts = [_choose_pruner(part) for part in name.split("+")]
+        weights = [part.weights_sha256 for part in parts if part.weights_sha256]
+        name, given = "+".join(part.name for part in parts), "+".join(part.given for part in parts)
+        return PrunerChoice(name, given, "+".join(weights) or None)
+    if not path.is_file():
+        expected = f"one of {', '.join(list_pruners())} or a .safetensors file"
+        raise InputError(f"pruner: expected {expected}, got {text!r}")
+    network, _ = load_network(path)
+    about = {**network.settings.to_dict(), "parameters": sum(p.numel() for p in network.parameters())}
+    return PrunerChoice(path.stem, str(path), file_sha256(path), about)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ import torch
 from ananet.devices import choose_device
 from ananet.errors import InputError
 from ananet.pruners.base import Pruned, Pruner
+from ananet.pruners.chain import Chain
 from ananet.pruners.gms import GMS
 from ananet.pruners.learned import LearnedPruner
 from ananet.pruners.lpm import LPM
@@ -41,7 +42,8 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
     """A pruner, ready to be called.
 
     Args:
-        pruner: a name that `list_pruners` knows, or the path of a weight file; None for the default.
+        pruner: a name that `list_pruners` knows, or the path of a weight file; None for the default. Several joined
+            by "+" work one after another: "mutual+ananet" shows the network mutual matches only.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ... Classical pruners ignore it.
         options: settings of a classical pruner, such as `threshold`.
 
@@ -57,6 +59,10 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
         except TypeError as error:
             raise InputError(f"options of the pruner {name!r}: {error}") from None
     path = bundled_path(name) if name in bundled() else Path(name)
+    if "+" in name and not path.is_file():
+        if options:
+            raise InputError(f"{', '.join(options)}: several pruners take no options, got {name!r}")
+        return Chain([load(part, device=chosen) for part in name.split("+")])
     if path.suffix == ".safetensors" or path.is_file():
         if options:
             raise InputError(f"{', '.join(options)}: trained weights take no options, they carry their settings")
