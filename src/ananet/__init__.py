@@ -2,7 +2,7 @@
 
 >>> import ananet
 >>> sorted(ananet.list_pruners())
-['all', 'ananet', 'ananet-quadratic', 'gms', 'lpm', 'magsac', 'mutual', 'ransac', 'ratio']
+['all', 'ananet', 'ananet-quadratic', 'ananet-ratio', 'gms', 'lpm', 'magsac', 'mutual', 'ransac', 'ratio']
 """
 
 from importlib.metadata import PackageNotFoundError, version
