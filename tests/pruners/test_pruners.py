@@ -1,6 +1,8 @@
 """What holds for every pruner: one call, one answer, defined behaviour at the edges."""
 
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -290,3 +292,13 @@ def test_pruners_one_after_another(problem):
         ananet.load("mutual+nonsense")
     with pytest.raises(InputError, match="several pruners take no options"):
         ananet.load("mutual+ratio", threshold=0.7)
+
+
+def test_the_first_call_does_not_wait_for_the_compiler(tmp_path):
+    code = (
+        "import sys, numpy as np, ananet\n"
+        "points = np.random.default_rng(0).random((20, 2)) * 100\n"
+        "ananet.load('ananet', device='cpu')(points, points, size0=(100, 100), size1=(100, 100))\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

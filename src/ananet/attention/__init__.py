@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ananet.attention import reference
 from ananet.attention.cubic import column_energy, estimated_column_energy
-from ananet.attention.operator import attend_and_sum_columns
+from ananet.attention.operator import attend_and_sum_columns, attend_and_sum_columns_plainly
 from ananet.attention.reference import FORMS, Form
 from ananet.errors import InputError, MissingExtraError
 
@@ -56,10 +56,11 @@ def second_order_attention(
     if chosen == "reference" and signs is None:
         return reference.second_order_attention(query, key, value, form, mask)
     inner = "blocked" if chosen == "reference" else chosen
+    # The first call of a registered operator imports the compiler, which takes a second.
+    watched = torch.is_grad_enabled() or torch.compiler.is_compiling() or type(query) is not Tensor
+    attend = attend_and_sum_columns if watched else attend_and_sum_columns_plainly
     # Where values are keys, their gradients add up inside the kernels.
-    output, columns, log_sum = attend_and_sum_columns(
-        query, key, None if value is key else value, mask, MOMENTS[form], inner
-    )
+    output, columns, log_sum = attend(query, key, None if value is key else value, mask, MOMENTS[form], inner)
     if form is None:
         return output, None
     if form == "linear":

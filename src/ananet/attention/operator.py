@@ -9,8 +9,7 @@ from torch import Tensor
 from ananet.attention import blocked
 
 
-@torch.library.custom_op("ananet::attend_and_sum_columns", mutates_args=())
-def attend_and_sum_columns(
+def attend_and_sum_columns_plainly(
     query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None, moments: int, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, column moments, and what the backward pass keeps of the rows.
@@ -33,6 +32,11 @@ def attend_and_sum_columns(
         return output, columns, log_sum
     output, columns = blocked.forward(query, key, value, mask, moments)
     return output, columns, query.new_empty(0)
+
+
+attend_and_sum_columns = torch.library.custom_op(
+    "ananet::attend_and_sum_columns", attend_and_sum_columns_plainly, mutates_args=()
+)
 
 
 @attend_and_sum_columns.register_fake
