@@ -95,11 +95,10 @@ def test_inlier_ratio_falls_with_outliers_and_drops(pairs):
 
 
 def test_pairs_with_few_matches_are_repeated(pairs):
-    few = 300 - 250
     settings = replace(BatchSettings.plain(4, 300), dropped_inliers=1.0)
     batch = PairBatches(pairs, settings, seed=3)[0]
     assert batch.mask.all() and batch.matches.shape[1] == int(pairs.table.pair_start.diff().max())
-    assert any(len(rows.unique(dim=0)) < batch.matches.shape[1] - few for rows in batch.matches)
+    assert any(len(rows.unique(dim=0)) < batch.matches.shape[1] - 50 for rows in batch.matches)
 
 
 def test_scenes_are_drawn_evenly(pairs):

@@ -288,6 +288,8 @@ def test_pruners_one_after_another(problem):
     assert not (kept.mask & ~mutual).any()
     assert np.array_equal(kept.mask[mutual], ananet.load("lpm")(m[mutual]).mask)
     assert not chain(m[~torch.as_tensor(mutual)]).mask.any(), "nothing is left for the second"
+    together = chain.batch([m, m[:0], m[mutual]])
+    assert np.array_equal(together[0].mask, kept.mask) and len(together[1].mask) == 0
     with pytest.raises(InputError, match="expected one of"):
         ananet.load("mutual+nonsense")
     with pytest.raises(InputError, match="several pruners take no options"):

@@ -35,8 +35,7 @@ from ananet.evaluation.sources import MatchSettings, Source, open_source
 from ananet.evaluation.workers import ordered_map, worker_pool
 from ananet.files import atomic_path
 from ananet.networks import load_network
-from ananet.pruners import ALIASES, CLASSICAL, Pruner, list_pruners, load
-from ananet.weights import bundled, bundled_path
+from ananet.pruners import Pruner, load, look_up
 
 
 @dataclass(frozen=True)
@@ -60,22 +59,16 @@ def choose_pruners(given: Sequence[str]) -> list[PrunerChoice]:
     return choices
 
 
-def _choose_pruner(text: str) -> PrunerChoice:
-    name = ALIASES.get(text, text)
-    if name in CLASSICAL:
-        return PrunerChoice(name, name)
-    path = bundled_path(name) if name in bundled() else Path(name)
-    if "+" in name and not path.is_file():
-        parts = [_choose_pruner(part) for part in name.split("+")]
-        weights = [part.weights_sha256 for part in parts if part.weights_sha256]
-        name, given = "+".join(part.name for part in parts), "+".join(part.given for part in parts)
-        return PrunerChoice(name, given, "+".join(weights) or None)
-    if not path.is_file():
-        expected = f"one of {', '.join(list_pruners())} or a .safetensors file"
-        raise InputError(f"pruner: expected {expected}, got {text!r}")
-    network, _ = load_network(path)
-    about = {**network.settings.to_dict(), "parameters": sum(p.numel() for p in network.parameters())}
-    return PrunerChoice(path.stem, str(path), file_sha256(path), about)
+def _choose_pruner(given: str) -> PrunerChoice:
+    parts = look_up(given)
+    name = "+".join(part.stem if isinstance(part, Path) else part for part in parts)
+    files = [part for part in parts if isinstance(part, Path)]
+    weights = "+".join(file_sha256(file) for file in files) or None
+    about = None
+    if files and len(parts) == 1:
+        network, _ = load_network(files[0])
+        about = {**network.settings.to_dict(), "parameters": sum(p.numel() for p in network.parameters())}
+    return PrunerChoice(name, "+".join(map(str, parts)), weights, about)
 
 
 @dataclass(frozen=True, eq=False)

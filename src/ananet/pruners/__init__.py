@@ -51,20 +51,37 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
     array([ True, False])
     """
     name = str(pruner) if pruner is not None else default_pruner()
-    name = ALIASES.get(name, name)
     chosen = choose_device(device)
-    if name in CLASSICAL:
-        try:
-            return CLASSICAL[name](**options)
-        except TypeError as error:
-            raise InputError(f"options of the pruner {name!r}: {error}") from None
-    path = bundled_path(name) if name in bundled() else Path(name)
-    if "+" in name and not path.is_file():
+    parts = look_up(name)
+    if len(parts) > 1:
         if options:
             raise InputError(f"{', '.join(options)}: several pruners take no options, got {name!r}")
-        return Chain([load(part, device=chosen) for part in name.split("+")])
-    if path.suffix == ".safetensors" or path.is_file():
+        return Chain([load(part, device=chosen) for part in parts])
+    (part,) = parts
+    if isinstance(part, Path):
         if options:
             raise InputError(f"{', '.join(options)}: trained weights take no options, they carry their settings")
-        return LearnedPruner(path, chosen)
+        return LearnedPruner(part, chosen)
+    try:
+        return CLASSICAL[part](**options)
+    except TypeError as error:
+        raise InputError(f"options of the pruner {part!r}: {error}") from None
+
+
+def look_up(name: str) -> list[str | Path]:
+    """What a name stands for: classical pruners by name and weight files, in the order in which they run.
+
+    >>> look_up("none+lpm")
+    ['all', 'lpm']
+    """
+    name = ALIASES.get(name, name)
+    if name in CLASSICAL:
+        return [name]
+    path = bundled_path(name) if name in bundled() else Path(name)
+    if path.is_file():
+        return [path]
+    if "+" in name:
+        return [found for part in name.split("+") for found in look_up(part)]
+    if path.suffix == ".safetensors":
+        raise InputError(f"weights: no file {path}")
     raise InputError(f"pruner: expected one of {', '.join(list_pruners())} or a .safetensors file, got {name!r}")

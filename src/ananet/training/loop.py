@@ -129,6 +129,7 @@ def train(
                 break
 
         notes["seconds"] += time.monotonic() - start
+        scores = {}
         if rank == 0:
             facts = {**notes, "steps": step}
             scores = calibrate_and_save(run, settings, average.network, pairs, validation, device, facts)
@@ -136,7 +137,7 @@ def train(
     if processes > 1:
         dist.barrier()
         dist.destroy_process_group()
-    return {"step": step, "loss": float(mean_loss), **notes}
+    return {"step": step, "loss": float(mean_loss), **notes, "validation": scores}
 
 
 class BatchSource:
