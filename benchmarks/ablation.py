@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--matches", type=int, default=512, help="of a problem; the cubic form takes its cube in time")
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--calibration-scenes", default="", metavar="A,B", help="kept out of training for the scores")
     parser.add_argument("--excluded-scenes", default="", metavar="A,B")
     parser.add_argument("--seed", type=int, default=0)
@@ -57,7 +57,9 @@ def main() -> None:
             calibration_scenes=scenes(arguments.calibration_scenes),
             excluded_scenes=scenes(arguments.excluded_scenes),
             steps=arguments.steps,
+            optimizer="muon",
             learning_rate=arguments.learning_rate,
+            weight_decay=0.02,
             warmup=min(500, arguments.steps // 8),
             averaging=0.998,
             # Compiling would take longer than the short run.

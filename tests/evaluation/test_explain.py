@@ -116,7 +116,7 @@ def test_without_labels_or_weights_it_says_so(world, always, tmp_path, capsys):
     code, out, _ = explain(capsys, world, "--pruner", f"lpm,{always}", "-o", tmp_path / "o", "--max-keypoints", 100)
     assert code == 0 and "kept and removed matches stand in for right and wrong" in out
     code, out, _ = explain(capsys, world, "--pruner", "lpm,gms", "-o", tmp_path / "p", "--max-keypoints", 100)
-    assert code == 0 and "No weight file given" in out
+    assert code == 0 and "No network on its own" in out
     assert [p.name for p in (tmp_path / "p").iterdir()] == ["matches.png"]
 
 

@@ -242,8 +242,25 @@ def test_loading():
             ananet.load("ratio", device=absent)
 
 
-def test_a_weight_file_takes_no_options(weights):
-    with pytest.raises(InputError, match="threshold: trained weights take no options"):
+def test_options_come_with_the_name(problem, weights):
+    m = problem.matches
+    strict = ananet.load("ratio@threshold=0.5")
+    assert strict.name == "ratio@threshold=0.5"
+    assert np.array_equal(strict(m).mask, ananet.load("ratio", threshold=0.5)(m).mask)
+    chain = ananet.load(f"mutual+{weights / 'plain.safetensors'}@rival_odds=inf")
+    assert chain.name == "mutual+plain@rival_odds=inf"
+    for wrong, message in [
+        ("ratio@threshold", "expected an option as name=number after '@', got 'threshold'"),
+        ("ratio@threshold=high", "got 'threshold=high'"),
+        ("ratio@colour=1", "options of the pruner 'ratio@colour=1'.*colour"),
+        ("nonsense@threshold=1", "expected one of .*, got 'nonsense'"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            ananet.load(wrong)
+
+
+def test_an_option_that_weights_do_not_have(weights):
+    with pytest.raises(InputError, match="options of the pruner .*threshold"):
         ananet.load(weights / "plain.safetensors", threshold=1)
 
 

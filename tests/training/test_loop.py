@@ -72,9 +72,9 @@ def test_a_run_leaves_weights_checkpoints_and_a_log(settings, tmp_path):
     assert ananet.load(tmp_path / "run" / WEIGHTS).name == "weights"
 
 
-@pytest.mark.parametrize("side_channels", [0, 2])
-def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(settings, tmp_path, side_channels):
-    settings = replace(settings, network=replace(SMALL, side_channels=side_channels))
+@pytest.mark.parametrize(("side_channels", "optimizer"), [(0, "adamw"), (2, "adamw"), (2, "muon")])
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(settings, tmp_path, side_channels, optimizer):
+    settings = replace(settings, optimizer=optimizer, network=replace(SMALL, side_channels=side_channels))
     train(settings, tmp_path / "whole", device="cpu")
     train(settings, tmp_path / "parts", device="cpu", until=3)
     train(settings, tmp_path / "parts", device="cpu", until=5)

@@ -12,7 +12,10 @@ from ananet.errors import InputError
 
 def add_pruner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--pruner", metavar="NAME", help="a name from 'ananet list', a .safetensors file, or some of them joined by +"
+        "--pruner",
+        metavar="NAME",
+        help="a name from 'ananet list' or a .safetensors file; NAME@option=value sets an option, A+B runs B on what A "
+        "keeps",
     )
     parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda (default: auto)")
 

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "MULTI cases, a pair list, or a folder with views.txt",
     )
     parser.add_argument(
-        "--pruner", required=True, metavar="A,B,...", help="names, .safetensors files, or some joined by +"
+        "--pruner", required=True, metavar="A,B,...", help="names or .safetensors files, as in 'ananet match'"
     )
     parser.add_argument(
         "--estimator", default="ransac", metavar="A,B,...", help="ransac, magsac, poselib (default: ransac)"

@@ -13,6 +13,7 @@ from ananet.errors import InputError
 
 if TYPE_CHECKING:
     from ananet.correspondences import Correspondences
+    from ananet.evaluation.evaluate import PrunerChoice
     from ananet.pruners import Pruned
 
 
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     K0, K1 = _cameras(arguments, features0.size, features1.size)
     matches = match(features0, features1, K0=K0, K1=K1)
     inlier = _labels(arguments.pose, matches)
-    weights = next((choice.given for choice in choices if choice.network is not None), None)
+    learned = next((choice for choice in choices if choice.file is not None), None)
     arguments.output.mkdir(parents=True, exist_ok=True)
     points0, points1 = matches.numpy_points()
 
@@ -81,9 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
         "labels": "pose" if inlier is not None else "kept and removed",
         "pruners": {name: int(answer.mask.sum()) for name, answer in answers.items()},
     }
-    if weights is not None:
-        answer = answers[Path(weights).stem]
-        pictures |= _look_inside(arguments, weights, matches, answer, image0, image1, inlier, result)
+    if learned is not None:
+        answer = answers[learned.name]
+        pictures |= _look_inside(arguments, learned, matches, answer, image0, image1, inlier, result)
     for name, picture in pictures.items():
         save_picture(arguments.output / f"{name}.png", picture)
     result["pictures"] = [str(arguments.output / f"{name}.png") for name in pictures]
@@ -92,8 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if inlier is None:
         print("No cameras and pose given: kept and removed matches stand in for right and wrong ones.")
-    if weights is None:
-        print("No weight file given: there is no attention to look into.")
+    if learned is None:
+        print("No network on its own among the pruners: there is no attention to look into.")
     else:
         print(
             f"Block {result['block']}: of the {arguments.top} matches that each of two attends to most, "
@@ -105,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _look_inside(
     arguments: argparse.Namespace,
-    weights: str,
+    learned: PrunerChoice,
     matches: Correspondences,
     answer: Pruned,
     image0: np.ndarray,
@@ -119,7 +120,8 @@ def _look_inside(
     from ananet.evaluation.plots import plot_context, plot_neighbours
     from ananet.networks import load_network
 
-    network, name = load_network(weights)[0], Path(weights).stem
+    assert learned.file is not None
+    network, name = load_network(learned.file)[0], learned.name
     good = answer.mask if inlier is None else inlier
     words = ("kept", "removed") if inlier is None else ("inliers", "outliers")
     candidates = np.flatnonzero(answer.mask & good)

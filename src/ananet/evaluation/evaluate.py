@@ -46,8 +46,10 @@ class PrunerChoice:
     given: str
     """What `load` takes: a name or the path of a weight file."""
     weights_sha256: str | None = None
+    file: Path | None = None
+    """Weights of a learned one, unless there are several."""
     network: dict[str, Any] | None = None
-    """Settings and number of parameters of a learned one."""
+    """Settings and number of parameters of the same."""
 
 
 def choose_pruners(given: Sequence[str]) -> list[PrunerChoice]:
@@ -61,14 +63,14 @@ def choose_pruners(given: Sequence[str]) -> list[PrunerChoice]:
 
 def _choose_pruner(given: str) -> PrunerChoice:
     parts = look_up(given)
-    name = "+".join(part.stem if isinstance(part, Path) else part for part in parts)
-    files = [part for part in parts if isinstance(part, Path)]
+    files = [part.pruner for part in parts if isinstance(part.pruner, Path)]
     weights = "+".join(file_sha256(file) for file in files) or None
-    about = None
+    file = about = None
     if files and len(parts) == 1:
-        network, _ = load_network(files[0])
+        (file,) = files
+        network, _ = load_network(file)
         about = {**network.settings.to_dict(), "parameters": sum(p.numel() for p in network.parameters())}
-    return PrunerChoice(name, "+".join(map(str, parts)), weights, about)
+    return PrunerChoice("+".join(part.name for part in parts), given, weights, file, about)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +157,7 @@ class Worker:
             if choice.name not in job.stored
         }
         self.networks = {
-            choice.name: load_network(choice.given)[0] for choice in job.pruners if choice.network and job.neighbours
+            choice.name: load_network(choice.file)[0] for choice in job.pruners if choice.file and job.neighbours
         }
 
     def evaluate(self, number: int) -> PairResult:

@@ -144,10 +144,12 @@ class ANANet(nn.Module):
         """
         if matches.dim() == 2:
             return self(matches[None], None if mask is None else mask[None])[0]
-        features = self.encoder(matches[..., :4], mask)
-        if self.side_encoder is not None:
-            # An encoder of its own: next to coordinates, whose last pixel matters, anything else is noise.
-            features = features + self.side_encoder(matches[..., 4:], mask)
+        # Never in bfloat16, which rounds coordinates to two pixels or so.
+        with torch.autocast(matches.device.type, enabled=False):
+            features = self.encoder(matches[..., :4], mask)
+            if self.side_encoder is not None:
+                # An encoder of its own: next to coordinates, whose last pixel matters, anything else is noise.
+                features = features + self.side_encoder(matches[..., 4:], mask)
         for block in self.blocks:
             features = block(features, mask)
         logits = self.head(features)[..., 0]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,9 +43,10 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
 
     Args:
         pruner: a name that `list_pruners` knows, or the path of a weight file; None for the default. Several joined
-            by "+" work one after another: "mutual+ananet" shows the network mutual matches only.
+            by "+" work one after another: "mutual+ananet" shows the network mutual matches only. Options may come
+            with the name, each after an "@": "ratio@threshold=0.7".
         device: "auto" (a GPU if there is one), "cpu", "cuda", ... Classical pruners ignore it.
-        options: settings of a classical pruner, such as `threshold`.
+        options: settings of the pruner, such as `threshold` of the ratio test and `rival_odds` of a network.
 
     >>> load("ratio", threshold=0.7)([[0, 0], [9, 9]], [[1, 1], [5, 5]], ratio=[0.3, 0.9]).mask
     array([ True, False])
@@ -53,35 +54,65 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
     name = str(pruner) if pruner is not None else default_pruner()
     chosen = choose_device(device)
     parts = look_up(name)
-    if len(parts) > 1:
-        if options:
-            raise InputError(f"{', '.join(options)}: several pruners take no options, got {name!r}")
-        return Chain([load(part, device=chosen) for part in parts])
-    (part,) = parts
-    if isinstance(part, Path):
-        if options:
-            raise InputError(f"{', '.join(options)}: trained weights take no options, they carry their settings")
-        return LearnedPruner(part, chosen)
+    if len(parts) > 1 and options:
+        raise InputError(f"{', '.join(options)}: several pruners take no options, got {name!r}")
+    loaded = [_load_part(part, {**part.options, **options}, chosen) for part in parts]
+    return loaded[0] if len(loaded) == 1 else Chain(loaded)
+
+
+class Part(NamedTuple):
+    """One of the pruners that a name stands for: a classical one by its name, or a weight file."""
+
+    pruner: str | Path
+    options: dict[str, float | bool]
+
+    @property
+    def name(self) -> str:
+        plain = self.pruner.stem if isinstance(self.pruner, Path) else self.pruner
+        return "@".join([plain, *(f"{option}={value:g}" for option, value in self.options.items())])
+
+
+def _load_part(part: Part, options: dict[str, Any], device: torch.device) -> Pruner:
     try:
-        return CLASSICAL[part](**options)
+        if isinstance(part.pruner, Path):
+            loaded: Pruner = LearnedPruner(part.pruner, device, **options)
+        else:
+            loaded = CLASSICAL[part.pruner](**options)
     except TypeError as error:
-        raise InputError(f"options of the pruner {part!r}: {error}") from None
+        raise InputError(f"options of the pruner {part.name!r}: {error}") from None
+    loaded.name = part.name
+    return loaded
 
 
-def look_up(name: str) -> list[str | Path]:
-    """What a name stands for: classical pruners by name and weight files, in the order in which they run.
+def look_up(name: str) -> list[Part]:
+    """What a name stands for: pruners and their options, in the order in which they run.
 
-    >>> look_up("none+lpm")
-    ['all', 'lpm']
+    >>> look_up("none+ratio@threshold=0.7")
+    [Part(pruner='all', options={}), Part(pruner='ratio', options={'threshold': 0.7})]
     """
     name = ALIASES.get(name, name)
     if name in CLASSICAL:
-        return [name]
+        return [Part(name, {})]
     path = bundled_path(name) if name in bundled() else Path(name)
     if path.is_file():
-        return [path]
+        return [Part(path, {})]
+    # A path may hold either sign, so only now.
     if "+" in name:
         return [found for part in name.split("+") for found in look_up(part)]
+    if "@" in name:
+        name, _, option = name.rpartition("@")
+        (part,) = look_up(name)
+        return [part._replace(options={**part.options, **_option(option)})]
     if path.suffix == ".safetensors":
         raise InputError(f"weights: no file {path}")
     raise InputError(f"pruner: expected one of {', '.join(list_pruners())} or a .safetensors file, got {name!r}")
+
+
+def _option(text: str) -> dict[str, float | bool]:
+    name, _, value = text.partition("=")
+    if value in ("true", "false"):
+        return {name: value == "true"}
+    try:
+        return {name: int(value) if value.isdigit() else float(value)}
+    except ValueError:
+        raise InputError(f"pruner: expected an option as name=number after '@', got {text!r}") from None

@@ -12,6 +12,7 @@ from ananet.networks import ANANet, load_network
 from ananet.networks.engine import inference_engine
 from ananet.networks.input import network_input
 from ananet.pruners.base import Pruned, Pruner, answer, check_pairs
+from ananet.pruners.rivals import doubt_rivals
 
 # Matches that go through the network at once, padding included: enough to fill a GPU, little enough to fit.
 MATCHES_AT_ONCE = 65_536
@@ -23,10 +24,16 @@ class LearnedPruner(Pruner):
     Args:
         path: a safetensors file written by `ananet.networks.save_network`.
         device: where the network runs.
+        rival_odds: of matches that share a point but lie apart in the other image, at most one is right. All but the
+            best are kept only if the network gives them better odds than this to one. 1 leaves the network's verdict
+            as it is, infinity keeps one match a point.
     """
 
-    def __init__(self, path: str | Path, device: torch.device) -> None:
+    def __init__(self, path: str | Path, device: torch.device, rival_odds: float = 10.0) -> None:
+        if not rival_odds >= 1:
+            raise InputError(f"rival_odds: expected a number of at least 1, got {rival_odds!r}")
         self.name = Path(path).stem
+        self.rival_odds = rival_odds
         network, self.card = load_network(path)
         self.device = device
         self.network: ANANet = network.to(device)
@@ -53,10 +60,12 @@ class LearnedPruner(Pruner):
         """The logits of several pairs in one pass, padded to the longest."""
         inputs = [network_input(pair, self.network.settings).to(self.device) for pair in pairs]
         if len(inputs) == 1:
-            return [self.engine(inputs[0][None], None)[0]]
+            alone = inputs[0][None]
+            return list(doubt_rivals(self.engine(alone, None), alone, self.rival_odds))
         lengths = torch.tensor([len(x) for x in inputs], device=self.device)
         padded = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
-        logits = self.engine(padded, lengths)
+        mask = torch.arange(padded.shape[1], device=self.device) < lengths[:, None]
+        logits = doubt_rivals(self.engine(padded, lengths), padded, self.rival_odds, mask)
         return [row[: len(x)] for row, x in zip(logits, inputs, strict=True)]
 
 

@@ -34,10 +34,13 @@ class TrainSettings:
     side_dropout: float = 0.3
     """How often a pair's ratio and mutual flags are withheld, so that the network also works without them."""
     steps: int = 100_000
+    optimizer: str = "adamw"
+    """adamw, or muon: matrices between hidden features move along orthogonal ones, the rest as with AdamW."""
     learning_rate: float = 1e-3
     final_learning_rate: float = 1e-5
     warmup: int = 500
     weight_decay: float = 0.0
+    """With muon for the matrices alone."""
     clip_gradient: float = 1.0
     averaging: float = 0.999
     """Decay of the running average of the weights that is validated and shipped; 0 for the weights themselves."""
@@ -65,6 +68,8 @@ class TrainSettings:
                 raise InputError(f"{name}: expected a number from 0 to 1, got {getattr(self, name)}")
         if not self.inlier_distance > 0:
             raise InputError(f"inlier_distance: expected a positive number, got {self.inlier_distance}")
+        if self.optimizer not in ("adamw", "muon"):
+            raise InputError(f"optimizer: expected adamw or muon, got {self.optimizer!r}")
         if self.precision not in ("bf16", "fp32"):
             raise InputError(f"precision: expected bf16 or fp32, got {self.precision!r}")
         if not 0 < self.final_learning_rate <= self.learning_rate:
