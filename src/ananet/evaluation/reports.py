@@ -26,7 +26,7 @@ def describe(evaluation: Evaluation) -> str:
     scenes = len(set(evaluation.scenes))
     reused = f"; predictions reused: {', '.join(evaluation.reused)}" if evaluation.reused else ""
     return (
-        f"{evaluation.source} ({evaluation.kind}): {len(evaluation.names)} pairs of {scenes} scene{"s" * (scenes != 1)}, "
+        f"{evaluation.source} ({evaluation.kind}): {len(evaluation.names)} pairs of {scenes} scene{'' if scenes == 1 else 's'}, "
         f"{evaluation.inlier_ratios.mean():.1%} inliers; {evaluation.matching}{reused}"
     )
 
