@@ -32,7 +32,7 @@ def test_evaluate(world, tmp_path, capsys):
         "--plots", tmp_path / "plots", "--scores", tmp_path / "scores.json",
     )  # fmt: skip
     assert code == 0, err
-    assert "scenes (posed scenes): 3 pairs of 1 scenes" in out
+    assert "scenes (posed scenes): 3 pairs of 1 scene" in out
     assert "Pose: ransac, threshold 1 px / mean focal length, confidence 0.99999; SIFT, 300 keypoints, photos at" in out
     assert sorted(p.stem for p in (tmp_path / "plots").iterdir()) == [
         "auc-ransac", "f1-by-inlier-ratio", "neighbours-tiny", "precision-recall", "reliability",

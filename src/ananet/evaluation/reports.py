@@ -23,10 +23,11 @@ PERCENT = 100.0
 
 def describe(evaluation: Evaluation) -> str:
     """What was measured on, in one line."""
-    scenes = len(set(evaluation.scenes))
+    count = len(set(evaluation.scenes))
+    scenes = "1 scene" if count == 1 else f"{count} scenes"
     reused = f"; predictions reused: {', '.join(evaluation.reused)}" if evaluation.reused else ""
     return (
-        f"{evaluation.source} ({evaluation.kind}): {len(evaluation.names)} pairs of {scenes} scene{'' if scenes == 1 else 's'}, "
+        f"{evaluation.source} ({evaluation.kind}): {len(evaluation.names)} pairs of {scenes}, "
         f"{evaluation.inlier_ratios.mean():.1%} inliers; {evaluation.matching}{reused}"
     )
 
