@@ -94,6 +94,12 @@ def test_inlier_ratio_falls_with_outliers_and_drops(pairs):
         assert share < plain.inlier.sum() / plain.mask.sum() - 0.05
 
 
+def test_outliers_are_left_out_up_to_all_of_them(pairs):
+    settings = replace(BatchSettings.plain(16, 250), dropped_outliers=1.0)
+    share = PairBatches(pairs, settings, seed=3)[0].inlier.float().mean(1)
+    assert (share > 0.5).all() and (share == 1).any() and (share < 1).any()
+
+
 def test_pairs_with_few_matches_are_repeated(pairs):
     settings = replace(BatchSettings.plain(4, 300), dropped_inliers=1.0)
     batch = PairBatches(pairs, settings, seed=3)[0]

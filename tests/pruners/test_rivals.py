@@ -74,6 +74,6 @@ def test_the_pruner_doubts_rivals(tmp_path):
     assert kept[math.inf].mask.sum() == 1
     doubt = kept[1].logits - kept[2].logits
     torch.testing.assert_close(doubt.sort().values, torch.tensor([0.0] + [math.log(2)] * 29))
-    for wrong in (0.5, math.nan):
+    for wrong in (0.5, math.nan, "a", None, True):
         with pytest.raises(InputError, match="rival_odds: expected a number of at least 1"):
             ananet.load(tmp_path / "w.safetensors", rival_odds=wrong)

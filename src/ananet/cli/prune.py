@@ -62,8 +62,9 @@ def read_matches(path: Path):  # type: ignore[no-untyped-def]  # the type would 
             arrays = {name: stored[name] for name in stored.files}
     except InputError:
         raise
-    except (ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise InputError(f"{path}: not a readable .npz file ({error})") from None
+    except (ValueError, zipfile.BadZipFile, EOFError):
+        # numpy's own words are about pickles, which are none of the user's business.
+        raise InputError(f"{path}: not a readable .npz file of plain arrays") from None
     missing = [name for name in REQUIRED if name not in arrays]
     unknown = sorted(set(arrays) - {*REQUIRED, *OPTIONAL})
     if missing or unknown:

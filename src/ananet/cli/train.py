@@ -8,7 +8,7 @@ from ananet.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("settings", type=Path, nargs="?", help="TOML file; flags go before it")
+    parser.add_argument("settings", type=Path, nargs="?", help="TOML file; the flags below override it")
     parser.add_argument("-o", "--run", type=Path, default=Path("runs/ananet"), help="folder (default: runs/ananet)")
     parser.add_argument("--pairs", help="training pairs, from 'ananet data build'")
     parser.add_argument("--validation", help="validation pairs")
@@ -35,6 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     start_from = arguments.start_from
     if start_from in bundled():
         start_from = bundled_path(start_from)
+    elif start_from and not Path(start_from).is_file():
+        raise InputError(f"--from: expected one of {', '.join(bundled())} or a .safetensors file, got {start_from!r}")
     if start_from and not arguments.settings:
         # Fine-tuning keeps the shape of the network it starts from.
         settings = settings.changed(network=load_network(start_from)[0].settings)
@@ -54,5 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({**result, "weights": str(arguments.run / WEIGHTS)})
     else:
-        print(f"step {result['step']}, loss {result['loss']:.4f}; weights: {arguments.run / WEIGHTS}")
+        loss = "nothing left to do" if result["loss"] is None else f"loss {result['loss']:.4f}"
+        print(f"step {result['step']}, {loss}; weights: {arguments.run / WEIGHTS}")
     return 0

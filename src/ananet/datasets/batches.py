@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class BatchSettings:
     """How often some matches are given wrong partners; up to half of them."""
     dropped_inliers: float = 0.3
     """How often some of the inliers are left out; up to four fifths of them."""
+    dropped_outliers: float = 0.1
+    """How often most of the outliers are left out, from four fifths to all of them: matches may come clean already."""
     second_motion: float = 0.15
     """How often a part of the first image shows what another pair of the batch has there: two motions in one problem,
     the inliers of both being inliers. R and t are those of the first."""
@@ -53,17 +55,17 @@ class BatchSettings:
         for name in ("batch_size", "matches"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("swap", "roll", "mirror", "uncalibrated", "outliers", "dropped_inliers", "second_motion"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name}: expected a probability, got {getattr(self, name)}")
         for name in ("focal_change", "jitter"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}: expected at least 0, got {getattr(self, name)}")
+        for name in {field.name for field in fields(self)} - {"batch_size", "matches", "focal_change", "jitter"}:
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name}: expected a probability, got {getattr(self, name)}")
 
     @classmethod
     def plain(cls, batch_size: int = 32, matches: int = 2000) -> BatchSettings:
         """Batches without any change, as for validation."""
-        return cls(batch_size, matches, *(0.0,) * 9)
+        return cls(batch_size, matches, *(0.0,) * 10)
 
 
 class PairBatches(Dataset[Batch]):
@@ -112,6 +114,11 @@ class PairBatches(Dataset[Batch]):
         if settings.dropped_inliers:
             share = 0.8 * draw.uniform() * draw.chance(settings.dropped_inliers)
             keep = mask & ~((distance < INLIER_DISTANCE) & (draw.uniform_like(distance) < share[:, None]))
+        if settings.dropped_outliers:
+            share = (0.8 + 0.25 * draw.uniform()) * draw.chance(settings.dropped_outliers)
+            clean = keep & ~((distance >= INLIER_DISTANCE) & (draw.uniform_like(distance) < share[:, None]))
+            # Where there are no inliers something must be left.
+            keep = clean.where(clean.any(1, keepdim=True), keep)
         # A random order with the kept ones first; its head is the sample, from the beginning again where it ends.
         order = (draw.uniform_like(distance) - keep.to(distance.dtype)).argsort(dim=1)
         number = torch.arange(self.matches, device=order.device)

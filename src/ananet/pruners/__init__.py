@@ -1,6 +1,8 @@
 """Every pruner by name. A new one is one file and one line here."""
 
 from collections.abc import Callable
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,8 +57,8 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
     chosen = choose_device(device)
     parts = look_up(name)
     if len(parts) > 1 and options:
-        raise InputError(f"{', '.join(options)}: several pruners take no options, got {name!r}")
-    loaded = [_load_part(part, {**part.options, **options}, chosen) for part in parts]
+        raise InputError(f"{', '.join(options)}: which of {name!r}? Give options with the names, as in 'a+b@option=1'")
+    loaded = [_load_part(part._replace(options={**part.options, **options}), chosen) for part in parts]
     return loaded[0] if len(loaded) == 1 else Chain(loaded)
 
 
@@ -64,22 +66,22 @@ class Part(NamedTuple):
     """One of the pruners that a name stands for: a classical one by its name, or a weight file."""
 
     pruner: str | Path
-    options: dict[str, float | bool]
+    options: dict[str, Any]
 
     @property
     def name(self) -> str:
         plain = self.pruner.stem if isinstance(self.pruner, Path) else self.pruner
-        return "@".join([plain, *(f"{option}={value:g}" for option, value in self.options.items())])
+        return "@".join([plain, *(f"{option}={value}" for option, value in self.options.items())])
 
 
-def _load_part(part: Part, options: dict[str, Any], device: torch.device) -> Pruner:
-    try:
-        if isinstance(part.pruner, Path):
-            loaded: Pruner = LearnedPruner(part.pruner, device, **options)
-        else:
-            loaded = CLASSICAL[part.pruner](**options)
-    except TypeError as error:
-        raise InputError(f"options of the pruner {part.name!r}: {error}") from None
+def _load_part(part: Part, device: torch.device) -> Pruner:
+    make = partial(LearnedPruner, part.pruner, device) if isinstance(part.pruner, Path) else CLASSICAL[part.pruner]
+    known = [name for name in signature(make).parameters if name not in ("args", "kwargs")]
+    unknown = [name for name in part.options if name not in known]
+    if unknown:
+        expected = f"some of {', '.join(known)}" if known else "none"
+        raise InputError(f"options of the pruner {part.name!r}: expected {expected}, got {', '.join(unknown)}")
+    loaded = make(**part.options)
     loaded.name = part.name
     return loaded
 

@@ -30,7 +30,7 @@ class LearnedPruner(Pruner):
     """
 
     def __init__(self, path: str | Path, device: torch.device, rival_odds: float = 10.0) -> None:
-        if not rival_odds >= 1:
+        if isinstance(rival_odds, bool) or not isinstance(rival_odds, int | float) or not rival_odds >= 1:
             raise InputError(f"rival_odds: expected a number of at least 1, got {rival_odds!r}")
         self.name = Path(path).stem
         self.rival_odds = rival_odds

@@ -9,8 +9,8 @@ import math
 import torch
 from torch import Tensor
 
-# Normalised coordinates: half the distance from its epipolar line at which a match still counts as right, some five
-# pixels of a photo. Nearer ones are the same point, found twice (at two angles, say).
+# Normalised coordinates, some five pixels of a photo: half the distance from its epipolar line at which a match still
+# counts as right. Nearer ones are one point found twice (at two angles, say).
 APART = 0.005
 
 

@@ -65,7 +65,7 @@ def train(
         until, max_seconds: stop early at this step or after this time, with a checkpoint to go on from.
 
     Returns:
-        What the run came to: step, loss, seconds, and validation scores if there are any.
+        What the run came to: step, loss (None if no step was left), seconds, and validation scores if there are any.
     """
     rank, processes = _join_processes()
     device = _own_device(device, rank)
@@ -135,11 +135,13 @@ def train(
         if rank == 0:
             facts = {**notes, "steps": step}
             scores = calibrate_and_save(run, settings, average.network, pairs, validation, device, facts)
-            progress.log(step, **{f"final_{name}": value for name, value in scores.items()})
+            if scores:
+                progress.log(step, **{f"final_{name}": value for name, value in scores.items()})
     if processes > 1:
         dist.barrier()
         dist.destroy_process_group()
-    return {"step": step, "loss": float(mean_loss), **notes, "validation": scores}
+    loss_now = float(mean_loss) if step > started_at else None
+    return {"step": step, "loss": loss_now, **notes, "validation": scores}
 
 
 class BatchSource:
@@ -280,16 +282,18 @@ def calibrate_and_save(
     device: torch.device,
     notes: dict[str, Any],
 ) -> dict[str, float]:
-    """Fit the scores on scenes kept out of training, if there are any, and write the weights with their card.
+    """Fit the scores, on scenes kept out of training if there are any, and write the weights with their card.
 
     Returns what the weights come to on the validation pairs: matches, and poses where OpenCV is installed.
     """
     network = copy.deepcopy(network)
-    if pairs is not None and settings.calibration_scenes:
-        scenes = [pairs.scenes.index(name) for name in settings.calibration_scenes]
-        held_out = torch.isin(pairs.pair_scene, torch.tensor(scenes)).nonzero()[:, 0].tolist()
-        held_out = held_out[:: math.ceil(len(held_out) / CALIBRATION_PAIRS)]
-        answers = predict(network, (pairs[n] for n in held_out), device, settings.inlier_distance)
+    if pairs is not None:
+        # Without scenes kept out for it, pairs that were trained on are better than none.
+        names = settings.calibration_scenes or set(pairs.scenes) - set(settings.excluded_scenes)
+        scenes = torch.tensor([pairs.scenes.index(name) for name in names])
+        chosen = torch.isin(pairs.pair_scene, scenes).nonzero()[:, 0].tolist()
+        chosen = chosen[:: math.ceil(len(chosen) / CALIBRATION_PAIRS)]
+        answers = predict(network, (pairs[n] for n in chosen), device, settings.inlier_distance)
         fold_into_head(network, *fit_probabilities(answers))
     # Where the pairs lay says nothing to others.
     how = {name: value for name, value in settings.to_dict().items() if name not in ("pairs", "validation")}
@@ -320,7 +324,9 @@ def _copy_weights(network: ANANet, path: str | Path) -> None:
     have, want = loaded.settings, network.settings
     # All forms have the same weights, and side input that was not there counts nothing at first.
     if replace(have, form=want.form, side_channels=have.side_channels or want.side_channels) != want:
-        raise InputError(f"from: {path} has settings {have}, the run wants {want}")
+        different = [f.name for f in fields(want) if getattr(have, f.name) != getattr(want, f.name)]
+        shapes = (", ".join(f"{name} = {getattr(of, name)}" for name in different) for of in (have, want))
+        raise InputError("from: {} has {}, the run wants {}".format(path, *shapes))
     network.load_state_dict({**network.state_dict(), **loaded.state_dict()})
 
 

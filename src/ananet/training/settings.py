@@ -23,7 +23,7 @@ class TrainSettings:
     validation: str | None = None
     """Folder of validation pairs, never trained on."""
     calibration_scenes: tuple[str, ...] = ()
-    """Scenes of `pairs` that are kept out of training to fit the scores on."""
+    """Scenes of `pairs` that are kept out of training to fit the scores on; without any, training pairs serve."""
     excluded_scenes: tuple[str, ...] = ()
     """Scenes of `pairs` that are not used at all, because their poses are not to be trusted, say."""
     inlier_distance: float = INLIER_DISTANCE
