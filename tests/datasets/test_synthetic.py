@@ -52,6 +52,14 @@ def test_right_matches_obey_the_pose() -> None:
     assert ((depth0 > 0) & (depth1 > 0))[batch.correct].float().mean() > 0.99
 
 
+def test_a_camera_that_only_turns_moves_all_right_matches_as_one() -> None:
+    batch = make(64, still=1.0, noise=(1e-4, 1e-4))
+    rays = torch.cat([batch.matches[..., :2], torch.ones_like(batch.matches[..., :1])], dim=-1) @ batch.R.mT
+    shift = (rays[..., :2] / rays[..., 2:] - batch.matches[..., 2:]).norm(dim=-1)
+    assert shift[batch.correct].median() < 0.01
+    assert batch.inlier[batch.correct].all()
+
+
 def test_labels_follow_the_distance() -> None:
     batch = make(moving=1.0)
     assert torch.equal(batch.inlier, batch.distance < 1e-4)

@@ -45,6 +45,8 @@ class SyntheticSettings:
     """Share of right matches. Few problems are easy: the draw leans to the lower end, as measured."""
     baseline: tuple[float, float] = (0.01, 1.0)
     """Distance of the cameras in median depths (measured: 0.01 to 0.7). Above 0: there are no pure rotations."""
+    still: float = 0.05
+    """How often the second camera turns but steps aside by a hundredth of that only: all right matches move as one."""
     noise: tuple[float, float] = (0.15, 1.8)
     """Typical error of a right match in pixels, one for each problem."""
     focal: tuple[float, float] = (0.45, 4.0)
@@ -73,7 +75,7 @@ class SyntheticSettings:
                 raise InputError(f"{name}: expected a range of positive numbers, got {(low, high)}")
         if self.inlier_ratio[1] > 1:
             raise InputError(f"inlier_ratio: expected at most 1, got {self.inlier_ratio}")
-        for name in ("unequal_cameras", "large_roll", "near_planar", "moving", "duplicates"):
+        for name in ("still", "unequal_cameras", "large_roll", "near_planar", "moving", "duplicates"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name}: expected a probability, got {getattr(self, name)!r}")
         for name, least in (("matches", 1), ("bodies", 1), ("regions", self.bodies + 1)):
@@ -277,6 +279,7 @@ def _camera_motion(draw: _Draw, settings: SyntheticSettings, inlier_ratio: Tenso
     roll = torch.where(draw.chance(settings.large_roll), draw.uniform(low=-math.pi, high=math.pi), 0.04 * draw.normal())
     axis = _constants(baseline.device, 0.0, 0.0, 1.0)
     R = _rotation(roll[:, None] * axis) @ _rotation(wobble) @ _rotation(share[:, None] * gaze).mT
+    centre = torch.where(draw.chance(settings.still)[:, None], 0.01 * centre, centre)
     return R, -(R @ centre[..., None])[..., 0]
 
 
