@@ -58,8 +58,9 @@ class BatchSettings:
         for name in ("focal_change", "jitter"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}: expected at least 0, got {getattr(self, name)}")
-        for name in {field.name for field in fields(self)} - {"batch_size", "matches", "focal_change", "jitter"}:
-            if not 0 <= getattr(self, name) <= 1:
+        for name in (field.name for field in fields(self)):
+            number = name in ("batch_size", "matches", "focal_change", "jitter")
+            if not number and not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name}: expected a probability, got {getattr(self, name)}")
 
     @classmethod

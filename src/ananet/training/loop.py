@@ -292,9 +292,10 @@ def calibrate_and_save(
         names = settings.calibration_scenes or set(pairs.scenes) - set(settings.excluded_scenes)
         scenes = torch.tensor([pairs.scenes.index(name) for name in names])
         chosen = torch.isin(pairs.pair_scene, scenes).nonzero()[:, 0].tolist()
-        chosen = chosen[:: math.ceil(len(chosen) / CALIBRATION_PAIRS)]
-        answers = predict(network, (pairs[n] for n in chosen), device, settings.inlier_distance)
-        fold_into_head(network, *fit_probabilities(answers))
+        chosen = chosen[:: max(1, math.ceil(len(chosen) / CALIBRATION_PAIRS))]
+        if chosen:
+            answers = predict(network, (pairs[n] for n in chosen), device, settings.inlier_distance)
+            fold_into_head(network, *fit_probabilities(answers))
     # Where the pairs lay says nothing to others.
     how = {name: value for name, value in settings.to_dict().items() if name not in ("pairs", "validation")}
     scores: dict[str, float] = {}

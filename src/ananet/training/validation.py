@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -48,21 +49,22 @@ def fit_probabilities(answers: list[tuple[Tensor, Tensor]]) -> tuple[float, floa
     logits = torch.cat([answer.double() for answer, _ in answers])
     labels = torch.cat([inlier.double() for _, inlier in answers])
     weights = torch.cat([torch.full((len(a),), 1 / max(len(a), 1), dtype=torch.float64) for a, _ in answers])
-    parameters = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    # The logarithm of the scale: better matches must not become worse ones, whatever a few pairs say.
+    parameters = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([parameters], max_iter=200, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
         entropy = torch.nn.functional.binary_cross_entropy_with_logits(
-            parameters[0] * logits + parameters[1], labels, reduction="none"
+            parameters[0].exp() * logits + parameters[1], labels, reduction="none"
         )
         loss = (weights * entropy).sum() / weights.sum()
         loss.backward()
         return loss
 
     optimizer.step(closure)
-    scale, shift = parameters.tolist()
-    return scale, shift
+    log_scale, shift = parameters.tolist()
+    return math.exp(log_scale), shift
 
 
 @torch.no_grad()
