@@ -46,6 +46,24 @@ def test_parameters_without_gradient_stay():
         torch.testing.assert_close(parameter, value)
 
 
+def test_a_closure_runs_before_the_step():
+    direct, through = layers(), layers()
+    for network in (direct, through):
+        optimizer = Muon(network.parameters(), 0.01, 0.1)
+
+        def closure(network=network):
+            gradients(network, 0)
+            return 3.0
+
+        if network is direct:
+            closure()
+            assert optimizer.step() is None
+        else:
+            assert optimizer.step(closure) == 3.0
+    for one, other in zip(direct.parameters(), through.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_orthogonalized_keeps_singular_vectors():
     matrices = torch.randn(3, 40, 64, generator=torch.Generator().manual_seed(0))
     for shape in (matrices, matrices.mT):

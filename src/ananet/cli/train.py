@@ -27,16 +27,15 @@ def run(arguments: argparse.Namespace) -> int:
     from ananet.networks import load_network
     from ananet.training.loop import WEIGHTS, train
     from ananet.training.settings import TrainSettings
-    from ananet.weights import bundled, bundled_path
+    from ananet.weights import bundled, weight_file
 
     settings = TrainSettings.from_toml(arguments.settings) if arguments.settings else TrainSettings()
     names = ("pairs", "validation", "steps", "learning_rate", "synthetic_share", "seed")
     settings = settings.changed(**{name: getattr(arguments, name) for name in names})
-    start_from = arguments.start_from
-    if start_from in bundled():
-        start_from = bundled_path(start_from)
-    elif start_from and not Path(start_from).is_file():
-        raise InputError(f"--from: expected one of {', '.join(bundled())} or a .safetensors file, got {start_from!r}")
+    given = arguments.start_from
+    start_from = weight_file(given) if given else None
+    if given and start_from is None:
+        raise InputError(f"--from: expected one of {', '.join(bundled())} or a .safetensors file, got {given!r}")
     if start_from and not arguments.settings:
         # Fine-tuning keeps the shape of the network it starts from.
         settings = settings.changed(network=load_network(start_from)[0].settings)

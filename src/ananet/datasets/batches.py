@@ -55,18 +55,20 @@ class BatchSettings:
         for name in ("batch_size", "matches"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("focal_change", "jitter"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name}: expected at least 0, got {getattr(self, name)}")
-        for name in (field.name for field in fields(self)):
-            number = name in ("batch_size", "matches", "focal_change", "jitter")
-            if not number and not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name}: expected a probability, got {getattr(self, name)}")
+        for name in self.changes():
+            expected, most = ("at least 0", math.inf) if name in ("focal_change", "jitter") else ("a probability", 1.0)
+            if not 0 <= getattr(self, name) <= most:
+                raise InputError(f"{name}: expected {expected}, got {getattr(self, name)}")
+
+    @classmethod
+    def changes(cls) -> list[str]:
+        """Names of all that changes pairs; 0 switches each of them off."""
+        return [field.name for field in fields(cls) if field.name not in ("batch_size", "matches")]
 
     @classmethod
     def plain(cls, batch_size: int = 32, matches: int = 2000) -> BatchSettings:
         """Batches without any change, as for validation."""
-        return cls(batch_size, matches, *(0.0,) * 10)
+        return cls(batch_size, matches, **dict.fromkeys(cls.changes(), 0.0))
 
 
 class PairBatches(Dataset[Batch]):

@@ -17,7 +17,7 @@ from ananet.pruners.learned import LearnedPruner
 from ananet.pruners.lpm import LPM
 from ananet.pruners.robust import MAGSAC, RANSAC
 from ananet.pruners.simple import KeepAll, Mutual, Ratio
-from ananet.weights import bundled, bundled_path
+from ananet.weights import bundled, weight_file
 
 CLASSICAL: dict[str, Callable[..., Pruner]] = {
     pruner.name: pruner for pruner in (KeepAll, Mutual, Ratio, GMS, LPM, RANSAC, MAGSAC)
@@ -95,8 +95,7 @@ def look_up(name: str) -> list[Part]:
     name = ALIASES.get(name, name)
     if name in CLASSICAL:
         return [Part(name, {})]
-    path = bundled_path(name) if name in bundled() else Path(name)
-    if path.is_file():
+    if (path := weight_file(name)) is not None:
         return [Part(path, {})]
     # A path may hold either sign, so only now.
     if "+" in name:
@@ -105,8 +104,8 @@ def look_up(name: str) -> list[Part]:
         name, _, option = name.rpartition("@")
         (part,) = look_up(name)
         return [part._replace(options={**part.options, **_option(option)})]
-    if path.suffix == ".safetensors":
-        raise InputError(f"weights: no file {path}")
+    if name.endswith(".safetensors"):
+        raise InputError(f"weights: no file {name}")
     raise InputError(f"pruner: expected one of {', '.join(list_pruners())} or a .safetensors file, got {name!r}")
 
 

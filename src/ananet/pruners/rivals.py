@@ -27,6 +27,8 @@ def doubt_rivals(logits: Tensor, matches: Tensor, odds: float, mask: Tensor | No
     >>> doubt_rivals(torch.tensor([[3.0, 2.0, 1.0]]), matches, odds=math.e)
     tensor([[3., 1., 1.]])
     """
+    if odds == 1:
+        return logits
     ranking = logits if mask is None else logits.masked_fill(~mask, -math.inf)
     order = ranking.argsort(dim=1, descending=True, stable=True)
     rank = order.argsort(dim=1)

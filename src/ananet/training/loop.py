@@ -36,7 +36,7 @@ from ananet.networks import ANANet, load_network, save_network
 from ananet.networks.input import side_input
 from ananet.training.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from ananet.training.loss import class_loss, geometric_loss
-from ananet.training.muon import Muon
+from ananet.training.muon import OPTIMIZERS
 from ananet.training.progress import Progress
 from ananet.training.settings import TrainSettings
 from ananet.training.validation import fit_probabilities, fold_into_head, pose_scores, predict, score
@@ -77,8 +77,7 @@ def train(
         _copy_weights(network, start_from)
     network = network.to(device)
     average = RunningAverage(network, settings.averaging)
-    kind = {"adamw": torch.optim.AdamW, "muon": Muon}[settings.optimizer]
-    optimizer = kind(
+    optimizer = OPTIMIZERS[settings.optimizer](
         network.parameters(), settings.learning_rate, weight_decay=settings.weight_decay, fused=device.type == "cuda"
     )
     step = 0

@@ -32,6 +32,7 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
+        loss = None if closure is None else torch.enable_grad()(closure)()
         hidden = self.param_groups[0]
         # Matrices of one shape are one batch: a few large kernels instead of many small ones.
         by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
@@ -42,7 +43,8 @@ class Muon(torch.optim.AdamW):
             self._move(matrices, hidden["lr"], hidden["weight_decay"])
             for matrix in matrices:
                 matrix.grad = None  # AdamW moves what still has a gradient
-        return super().step(closure)
+        super().step()
+        return loss
 
     def _move(self, matrices: list[Tensor], lr: float, weight_decay: float) -> None:
         for matrix in matrices:
@@ -56,6 +58,9 @@ class Muon(torch.optim.AdamW):
         length = lr * ADAMW_STEP * max(matrices[0].shape) ** 0.5
         torch._foreach_mul_(matrices, 1 - lr * weight_decay)
         torch._foreach_add_(matrices, list(directions), alpha=-length)
+
+
+OPTIMIZERS = {"adamw": torch.optim.AdamW, "muon": Muon}
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from ananet.datasets.base import INLIER_DISTANCE
 from ananet.datasets.batches import BatchSettings
 from ananet.errors import InputError
 from ananet.networks import ANANetSettings
+from ananet.training.muon import OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class TrainSettings:
                 raise InputError(f"{name}: expected a number from 0 to 1, got {getattr(self, name)}")
         if not self.inlier_distance > 0:
             raise InputError(f"inlier_distance: expected a positive number, got {self.inlier_distance}")
-        if self.optimizer not in ("adamw", "muon"):
-            raise InputError(f"optimizer: expected adamw or muon, got {self.optimizer!r}")
+        if self.optimizer not in OPTIMIZERS:
+            raise InputError(f"optimizer: expected {' or '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         if self.precision not in ("bf16", "fp32"):
             raise InputError(f"precision: expected bf16 or fp32, got {self.precision!r}")
         if not 0 < self.final_learning_rate <= self.learning_rate:

@@ -29,5 +29,11 @@ def bundled_path(name: str) -> Path:
     return path
 
 
+def weight_file(name: str) -> Path | None:
+    """Bundled weights by their name, or any file by its path; None if there is neither."""
+    path = bundled_path(name) if name in bundled() else Path(name)
+    return path if path.is_file() else None
+
+
 def checksum(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
