@@ -26,6 +26,17 @@ def test_class_loss_weighs_pairs_and_classes_equally():
     assert class_loss(logits, inlier, mask).item() == pytest.approx(math.log(2))
 
 
+def test_without_balance_every_match_weighs_the_same():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 40, generator=generator)
+    inlier = torch.rand(3, 40, generator=generator) < torch.tensor([[0.1], [0.5], [0.0]])
+    mask = torch.ones(3, 40, dtype=torch.bool)
+    plain = torch.nn.functional.binary_cross_entropy_with_logits(logits, inlier.float())
+    losses = [class_loss(logits, inlier, mask, balance) for balance in (0.0, 0.2, 1.0)]
+    torch.testing.assert_close(losses[0], plain)
+    torch.testing.assert_close(losses[1], 0.8 * losses[0] + 0.2 * losses[2])
+
+
 @pytest.mark.parametrize("inlier", [torch.zeros(1, 6, dtype=torch.bool), torch.ones(1, 6, dtype=torch.bool)])
 def test_losses_of_one_class_and_of_nothing_are_finite(inlier):
     logits = torch.randn(1, 6, requires_grad=True)

@@ -210,7 +210,7 @@ def _loss(
     with torch.autocast(device.type, torch.bfloat16, enabled=half):
         logits = model(matches, None if full else batch.mask)
     inlier = (batch.distance < settings.inlier_distance) & batch.mask
-    loss = class_loss(logits, inlier, batch.mask)
+    loss = class_loss(logits, inlier, batch.mask, settings.balance)
     if settings.geometric_weight and step >= settings.geometric_from:
         loss = loss + settings.geometric_weight * geometric_loss(logits, batch.matches, inlier, batch.mask)
     return loss

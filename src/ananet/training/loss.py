@@ -11,12 +11,13 @@ from ananet.networks import inlier_weights
 LARGEST_GEOMETRIC = 0.1
 
 
-def class_loss(logits: Tensor, inlier: Tensor, mask: Tensor) -> Tensor:
-    """Balanced binary cross-entropy: within a pair, inliers weigh one half together and outliers the other.
+def class_loss(logits: Tensor, inlier: Tensor, mask: Tensor, balance: float = 1.0) -> Tensor:
+    """Binary cross-entropy, balanced: within a pair, inliers weigh one half together and outliers the other.
 
     Args:
         logits: [B x N].
         inlier, mask: [B x N] bool.
+        balance: 0 for no balance, every match weighs the same; between 0 and 1 a mean of the two.
 
     >>> logits = torch.tensor([[0.0, 0.0, 0.0, 5.0]])
     >>> class_loss(logits, torch.tensor([[True, False, False, False]]), torch.tensor([[True, True, True, False]]))
@@ -24,8 +25,9 @@ def class_loss(logits: Tensor, inlier: Tensor, mask: Tensor) -> Tensor:
     """
     entropy = F.binary_cross_entropy_with_logits(logits.float(), inlier.float(), reduction="none")
     positive, negative = inlier & mask, ~inlier & mask
-    halves = [(entropy * side).sum(1) / side.sum(1).clamp_min(1) for side in (positive, negative)]
-    return 0.5 * (halves[0] + halves[1]).mean()
+    of_inliers, of_outliers = ((entropy * side).sum(1) / side.sum(1).clamp_min(1) for side in (positive, negative))
+    share = balance * 0.5 + (1 - balance) * positive.sum(1) / mask.sum(1).clamp_min(1)
+    return (share * of_inliers + (1 - share) * of_outliers).mean()
 
 
 def geometric_loss(logits: Tensor, matches: Tensor, inlier: Tensor, mask: Tensor) -> Tensor:

@@ -34,6 +34,8 @@ class TrainSettings:
     """Share of each batch that is made up on the fly (all of it without `pairs`)."""
     side_dropout: float = 0.3
     """How often a pair's ratio and mutual flags are withheld, so that the network also works without them."""
+    balance: float = 1.0
+    """1 lets a pair's inliers weigh as much as its outliers, as the paper does; 0 lets every match weigh the same."""
     steps: int = 100_000
     optimizer: str = "adamw"
     """adamw, or muon: matrices between hidden features move along orthogonal ones, the rest as with AdamW."""
@@ -64,7 +66,7 @@ class TrainSettings:
         for name in ("steps", "validate_every", "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("synthetic_share", "side_dropout", "averaging"):
+        for name in ("synthetic_share", "side_dropout", "balance", "averaging"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name}: expected a number from 0 to 1, got {getattr(self, name)}")
         if not self.inlier_distance > 0:
