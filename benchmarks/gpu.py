@@ -29,6 +29,7 @@ from torch import Tensor
 from ananet.attention import VARIABLE, second_order_attention
 from ananet.networks import ANANet, ANANetSettings
 from ananet.networks.engine import inference_engine
+from ananet.networks.rivals import doubt_rivals
 
 DEVICE = torch.device("cuda")
 PRECISIONS = {
@@ -135,6 +136,19 @@ def check_engine() -> dict[str, Any]:
     return results
 
 
+def check_rivals() -> bool:
+    """Whether the kernel that doubts rivals says exactly what plain PyTorch says."""
+    for batch, length in ((1, 0), (1, 1), (3, 777), (2, 2048)):
+        matches, logits = crowded_matches(batch, length), torch.randn(batch, length, device=DEVICE)
+        mask = torch.rand(batch, length, device=DEVICE) < 0.8
+        ours = [doubt_rivals(logits, matches, 10.0), doubt_rivals(logits, matches, 10.0, mask)[mask]]
+        with plain_attention():
+            plain = [doubt_rivals(logits, matches, 10.0), doubt_rivals(logits, matches, 10.0, mask)[mask]]
+        if not all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True)):
+            return False
+    return True
+
+
 def check_estimate() -> dict[str, float]:
     """Relative error of the cubic form estimated from random signs, beside the exact one."""
     query, key = 2 * torch.randn(2, 1, 4, 2048, 32, device=DEVICE)
@@ -180,6 +194,13 @@ def time_inference() -> dict[str, Any]:
                     results[f"eager {name} {batch}x{length}"] = median_ms(
                         lambda i, x=inputs, net=network: net(x[i % 8]), least=10
                     )
+    for batch, length in ((1, 2048), (1, 8192), (64, 2048)):
+        matches, logits = crowded_matches(batch, length), torch.randn(batch, length, device=DEVICE)
+        results[f"rivals {batch}x{length}"] = median_ms(lambda i, x=matches, y=logits: doubt_rivals(y, x, 10.0))
+        with plain_attention():
+            results[f"eager rivals {batch}x{length}"] = median_ms(
+                lambda i, x=matches, y=logits: doubt_rivals(y, x, 10.0)
+            )
     network = random_network("cubic")
     engine = inference_engine(network, DEVICE)
     for length in (2048, 8192):
@@ -274,6 +295,11 @@ def random_network(form: str) -> ANANet:
     return network.eval().to(DEVICE)
 
 
+def crowded_matches(batch: int, length: int) -> Tensor:
+    """Matches on a grid, so that many share a point."""
+    return (torch.rand(batch, length, 4, device=DEVICE) * 32).round() / 32
+
+
 @contextlib.contextmanager
 def plain_attention() -> Iterator[None]:
     os.environ[VARIABLE] = "reference"
@@ -297,12 +323,15 @@ def main() -> None:
         engine = pool.submit(check_engine)
         results["attention"] = [case for cases in pool.map(check_attention, PRECISIONS) for case in cases]
         results["engine"] = engine.result()
+    results["rivals ok"] = check_rivals()
     results["cubic estimate error"] = check_estimate()
     print(f"checks took {time.perf_counter() - begin:.0f} s", flush=True)
     failed = [case for case in results["attention"] if not case["ok"]]
     for case in failed:
         print("FAILED", json.dumps(case))
     failed += [f"{name} {case}" for name, case in results["engine"].items() if not case["ok"]]
+    if not results["rivals ok"]:
+        failed.append("rivals")
     print("engine", json.dumps(results["engine"]))
     results["ceilings"] = ceilings()
     results["ms"] = time_inference()
@@ -319,7 +348,8 @@ def main() -> None:
     print("cubic estimate error", results["cubic estimate error"])
     for line in bars(results["ms"]):
         print(line)
-    print(f"{len(results['attention'])} attention and {len(results['engine'])} engine checks, {len(failed)} failed")
+    checks = len(results["attention"]) + len(results["engine"]) + 1
+    print(f"{checks} checks (attention, engine, rivals), {len(failed)} failed")
 
 
 def bars(ms: dict[str, float]) -> Iterator[str]:

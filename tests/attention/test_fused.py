@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("file", ["tests/attention/interpreted.py", "tests/networks/interpreted.py"])
-def test_kernels_in_the_interpreter(file):
+@pytest.mark.parametrize("folder", ["attention", "networks"])
+def test_kernels_in_the_interpreter(folder):
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{folder}/interpreted.py"]
     finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-1000:]

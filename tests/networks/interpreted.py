@@ -1,11 +1,15 @@
 """The GPU engine's kernels on the CPU, in Triton's interpreter. `test_fused.py` runs this file in its own process."""
 
+import math
+
 import pytest
 import torch
 
 from ananet.networks.engine import FusedANANet
 from ananet.networks.folded import FoldedANANet
+from ananet.networks.rivals import doubt_rivals
 from tests.networks.test_engine import trained
+from tests.networks.test_rivals import crowded
 
 
 @pytest.mark.parametrize(
@@ -31,3 +35,19 @@ def test_agrees_with_the_network(settings, monkeypatch):
     half = FusedANANet(folded, torch.float16)(matches, lengths)
     assert (half - exact).norm() < 1e-2 * max(exact.norm(), 1.0)  # of 230 logits
     assert half[1, 90:].abs().sum() == 0
+
+
+# Less than a tile, several and a bit, and matches with side input.
+@pytest.mark.parametrize(("n", "channels"), [(0, 4), (1, 4), (2, 4), (7, 6), (64, 4), (201, 6)])
+@pytest.mark.parametrize("odds", [10.0, math.inf])
+def test_doubt_in_rivals_agrees_with_the_plain_road(n, channels, odds, monkeypatch):
+    rows = [crowded(n, seed) for seed in range(3)]
+    logits = torch.stack([row[0] for row in rows]).round()  # so that some are equal: the first of them wins
+    matches = torch.cat([torch.stack([row[1] for row in rows]), torch.rand(3, n, channels - 4)], dim=-1)
+    matches[:, : n // 8, :2] = torch.tensor([0.0, -0.0])
+    mask = torch.arange(n) < torch.tensor([[n], [n // 2], [0]])
+    answers = {}
+    for backend in ("fused", "reference"):
+        monkeypatch.setenv("ANANET_ATTENTION", backend)
+        answers[backend] = [doubt_rivals(logits, matches, odds), doubt_rivals(logits, matches, odds, mask)[mask]]
+    torch.testing.assert_close(answers["fused"], answers["reference"], atol=0, rtol=0)

@@ -11,8 +11,8 @@ from ananet.errors import InputError
 from ananet.networks import ANANet, load_network
 from ananet.networks.engine import inference_engine
 from ananet.networks.input import network_input
+from ananet.networks.rivals import doubt_rivals
 from ananet.pruners.base import Pruned, Pruner, answer, check_pairs
-from ananet.pruners.rivals import doubt_rivals
 
 # Matches that go through the network at once, padding included: enough to fill a GPU, little enough to fit.
 MATCHES_AT_ONCE = 65_536

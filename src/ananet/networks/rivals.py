@@ -9,6 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+from ananet.attention import choose_backend
+
 # Normalised coordinates, some five pixels of a photo: half the distance from its epipolar line at which a match still
 # counts as right. Nearer ones are one point found twice (at two angles, say).
 APART = 0.005
@@ -29,7 +31,13 @@ def doubt_rivals(logits: Tensor, matches: Tensor, odds: float, mask: Tensor | No
     """
     if odds == 1:
         return logits
+    # Logits stay finite even where the odds are not.
+    doubt = min(math.log(odds), 100.0)
     ranking = logits if mask is None else logits.masked_fill(~mask, -math.inf)
+    if choose_backend(logits.device) == "fused":
+        from ananet.networks.fused_rivals import lower_rivals
+
+        return lower_rivals(logits, ranking, matches, APART, doubt)
     order = ranking.argsort(dim=1, descending=True, stable=True)
     rank = order.argsort(dim=1)
     first, second = matches[..., :2], matches[..., 2:4]
@@ -40,8 +48,7 @@ def doubt_rivals(logits: Tensor, matches: Tensor, odds: float, mask: Tensor | No
         best = order.gather(1, best_rank.gather(1, group))
         distance = (there - there.gather(1, best[..., None].expand_as(there))).norm(dim=-1)
         outdone |= distance > APART
-    # Logits stay finite even where the odds are not.
-    return torch.where(outdone, logits - min(math.log(odds), 100.0), logits)
+    return torch.where(outdone, logits - doubt, logits)
 
 
 def _same_points(points: Tensor) -> Tensor:

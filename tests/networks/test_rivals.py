@@ -8,7 +8,7 @@ import torch
 import ananet
 from ananet import Correspondences, InputError
 from ananet.networks import ANANet, ANANetSettings, save_network
-from ananet.pruners.rivals import APART, doubt_rivals
+from ananet.networks.rivals import APART, doubt_rivals
 
 
 def crowded(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
