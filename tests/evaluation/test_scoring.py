@@ -97,5 +97,6 @@ def test_settings_are_checked_and_described():
     with pytest.raises(InputError, match="repeats: "):
         PoseSettings(repeats=0)
     assert PoseSettings().describe("ransac") == "ransac, threshold 1 px / mean focal length, confidence 0.99999"
+    assert PoseSettings(confidence=1 - 1e-12).describe("ransac").endswith("confidence 0.999999999999")
     assert PROTOCOLS["yfcc"].longest_side == 1600
     assert "0.001 in calibrated coordinates, confidence 0.99" in PROTOCOLS["sun3d"].pose.describe("ransac")

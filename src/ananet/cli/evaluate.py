@@ -34,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threshold", type=float, metavar="T", help="of the estimator, in place of the protocol's")
     parser.add_argument(
+        "--confidence", type=float, metavar="C", help="at which the estimator stops drawing, in place of the protocol's"
+    )
+    parser.add_argument(
         "--repeats", type=int, default=1, metavar="N", help="estimate every pose so often, print means (default: 1)"
     )
     parser.add_argument("--longest-side", type=int, metavar="PX", help="of the photos, in place of the protocol's")
@@ -79,8 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"--scores: the folder {arguments.scores.parent} does not exist")
     protocol = PROTOCOLS[arguments.protocol]
     pose_settings = replace(protocol.pose, estimators=tuple(arguments.estimator.split(",")), repeats=arguments.repeats)
-    if arguments.threshold is not None:
-        pose_settings = replace(pose_settings, threshold=arguments.threshold)
+    for name in ("threshold", "confidence"):
+        if getattr(arguments, name) is not None:
+            pose_settings = replace(pose_settings, **{name: getattr(arguments, name)})
     match_settings = MatchSettings(
         arguments.features,
         arguments.max_keypoints,

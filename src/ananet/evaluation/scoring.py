@@ -44,6 +44,8 @@ class PoseSettings:
             raise InputError(f"estimators: expected some of {', '.join(ESTIMATORS)}, got {', '.join(unknown)}")
         if not self.threshold > 0:
             raise InputError(f"threshold: expected a positive number, got {self.threshold!r}")
+        if self.confidence is not None and not 0 < self.confidence < 1:
+            raise InputError(f"confidence: expected a probability between 0 and 1, got {self.confidence!r}")
         if self.repeats < 1:
             raise InputError(f"repeats: expected at least 1, got {self.repeats}")
 
@@ -51,7 +53,7 @@ class PoseSettings:
         """The estimator with all that decides its numbers, in words."""
         unit = "in calibrated coordinates" if self.calibrated else "px / mean focal length"
         if self.confidence is not None:
-            confidence = f"{self.confidence:g}"
+            confidence = f"{self.confidence:.15g}"
         else:
             confidence = "PoseLib's default" if estimator == "poselib" else f"{CONFIDENCE:g}"
         repeats = f", mean of {self.repeats} runs" if self.repeats > 1 else ""
