@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from ananet import InputError
 from ananet.datasets import build
 from ananet.datasets.build import BuildSettings, CandidatePair, build_pairs, spread_over_difficulty
-from ananet.datasets.shards import INDEX, PairSet, join, read_pairs, read_table, write_table
+from ananet.datasets.shards import INDEX, PairSet, join, read_index, read_pairs, read_table, write_table
 from tests.datasets.scenes import write_scene
 
 SETTINGS = BuildSettings(max_keypoints=400, least_consistent=15, least_parallax=0.5)
@@ -57,6 +58,24 @@ def test_stored_pairs_are_what_matching_gives(pairs, scenes):
     np.testing.assert_allclose(pair.matches.ratio.numpy(), fresh.ratio.numpy(), atol=0.5 / 255 + 1e-6)
     np.testing.assert_array_equal(pair.matches.mutual.numpy(), fresh.mutual.numpy())
     assert pair.paths[0].exists()
+
+
+def test_every_scale_adds_pairs_of_its_own(pairs, scenes, tmp_path):
+    settings = replace(SETTINGS, scales=(1.0, 0.6))
+    index = build_pairs(scenes, tmp_path, settings, progress=False)
+    both = read_pairs(tmp_path)
+    assert index["images"] == 7
+    of_other = [pair for pair in both if pair.name.startswith("other/")]
+    assert [pair.name for pair in of_other] == ["other/000.png-001.png", "other/002.png-000.png"] * 2
+    full, small = of_other[0], of_other[2]
+    assert torch.equal(full.matches.points0, pairs[0].matches.points0)
+    assert not torch.equal(full.matches.points0, small.matches.points0[: len(full.matches)])
+    # Cameras and sizes stay those of the photo, and small photos have the same geometry.
+    assert torch.equal(full.matches.K0, small.matches.K0)
+    assert full.matches.size0 == small.matches.size0
+    sure = small.matches.mutual & (small.matches.ratio < 0.7)
+    assert sure.sum() > 20 and small.inlier[sure].float().mean() > 0.9
+    assert build_pairs(scenes, tmp_path, settings, progress=False) == read_index(tmp_path)  # complete already
 
 
 def test_sizes_on_disk(tmp_path):
@@ -201,7 +220,13 @@ def test_wrong_sources_and_settings(tmp_path):
         build_pairs(tmp_path / "none", tmp_path / "out")
     with pytest.raises(InputError, match="found none"):
         build_pairs(tmp_path, tmp_path / "out")
-    for wrong in ({"detector": "surf"}, {"max_keypoints": 70_000}, {"pairs_per_scene": 0}):
+    for wrong in (
+        {"detector": "surf"},
+        {"max_keypoints": 70_000},
+        {"pairs_per_scene": 0},
+        {"scales": (1.0, 0.0)},
+        {"scales": ()},
+    ):
         with pytest.raises(InputError, match=next(iter(wrong))):
             BuildSettings(**wrong)
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from ananet.cli.arguments import add_json, print_json
+from ananet.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--features", choices=("sift", "orb"), default="sift", help="(default: sift)")
     build.add_argument("--max-keypoints", type=int, default=2000, metavar="N", help="in a photo (default: 2000)")
     build.add_argument("--pairs-per-scene", type=int, default=1000, metavar="N", help="at most (default: 1000)")
+    build.add_argument(
+        "--scales", default="1", metavar="A,B,...", help="sizes at which every photo is used, as 1,0.6 (default: 1)"
+    )
     build.add_argument("--seed", type=int, default=0)
     build.add_argument("--workers", type=int, help="threads (default: one a core)")
     add_json(build)
@@ -48,6 +52,7 @@ def run_build(arguments: argparse.Namespace) -> int:
         detector=arguments.features,
         max_keypoints=arguments.max_keypoints,
         pairs_per_scene=arguments.pairs_per_scene,
+        scales=_numbers("--scales", arguments.scales),
         seed=arguments.seed,
     )
     start = time.perf_counter()
@@ -125,3 +130,10 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     print(format_table(rows))
     print(f"\n{len(pairs)} pairs. Picture: {arguments.output} (distinctive matches, green labelled right, red wrong)")
     return 0
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{name}: expected numbers with commas between them, got {text!r}") from None

@@ -51,8 +51,11 @@ class BuildSettings:
 
     detector: str = "sift"
     max_keypoints: int = 2000
+    scales: tuple[float, ...] = (1.0,)
+    """Sizes, as parts of a photo's own, at which it is used: other keypoints are found at each, and other pairs chosen.
+    Points are stored in the pixels of the photo as it is."""
     pairs_per_scene: int = 1000
-    """At most so many; a pair and its reverse count as two."""
+    """At most so many at each scale; a pair and its reverse count as two."""
     candidates_per_scene: int = 20_000
     """At most so many pairs are tried, those of cameras near each other first."""
     least_consistent: int = 20
@@ -67,6 +70,8 @@ class BuildSettings:
             raise InputError(f"detector: expected one of {', '.join(DETECTORS)}, got {self.detector!r}")
         if not 8 <= self.max_keypoints < MOST_KEYPOINTS:
             raise InputError(f"max_keypoints: expected 8 to {MOST_KEYPOINTS - 1}, got {self.max_keypoints}")
+        if not self.scales or not all(0 < scale < float("inf") for scale in self.scales):
+            raise InputError(f"scales: expected positive numbers, got {self.scales}")
         for name in ("pairs_per_scene", "candidates_per_scene", "least_consistent", "shard_mib"):
             if getattr(self, name) <= 0:
                 raise InputError(f"{name}: expected a positive number, got {getattr(self, name)}")
@@ -134,7 +139,10 @@ def build_pairs(
     settings = settings or BuildSettings()
     folders = find_scenes(source)
     out = Path(out)
-    made_of = {"settings": asdict(settings), "sources": [str(folder.resolve()) for folder in folders]}
+    made_of = {
+        "settings": {**asdict(settings), "scales": list(settings.scales)},
+        "sources": [str(folder.resolve()) for folder in folders],
+    }
     finished = read_index(out)
     if finished is not None:
         if {key: finished.get(key) for key in made_of} != made_of:
@@ -165,28 +173,34 @@ def _claim(staging: Path, made_of: dict[str, Any]) -> None:
 
 def _build_scene(folder: Path, staging: Path, settings: BuildSettings, workers: int, progress: bool) -> None:
     scene = read_posed_scene(folder)
+    tables: list[PairTable] = []
+    names: list[str] = []
+    ratios: list[float] = []
     bar = tqdm(desc=scene.name, unit="pair", disable=not progress, leave=False)
     # OpenCV and BLAS would each start their own threads under ours.
     opencv_threads = cv2.getNumThreads()
     cv2.setNumThreads(1)
     try:
         with ThreadPoolExecutor(workers) as pool:
-            images, unreadable = _features(scene, settings, pool)
-            pairs = _pairs(scene, images, settings, pool, bar)
+            for scale in settings.scales:
+                images, unreadable = _features(scene, scale, settings, pool)
+                pairs = _pairs(scene, images, settings, pool, bar)
+                tables.append(_table(images, pairs))
+                names += images
+                ratios += [pair.inlier_ratio for pair in pairs]
     finally:
         cv2.setNumThreads(opencv_threads)
         bar.close()
-    table = _table(images, pairs)
+    table = join(tables)
     write_table(staging / f"{folder.name}.safetensors", table)
-    ratios = np.array([pair.inlier_ratio for pair in pairs])
     facts = {
         "name": folder.name,
         "source": str((folder / "images").resolve()),
-        "images": list(images),
-        "pairs": len(pairs),
+        "images": names,
+        "pairs": len(ratios),
         "unreadable": unreadable,
         "matches": int(table.pair_start[-1]),
-        "mean_inlier_ratio": round(float(ratios.mean()), 4) if len(ratios) else None,
+        "mean_inlier_ratio": round(float(np.mean(ratios)), 4) if ratios else None,
     }
     # Written last: its presence says that the scene is complete.
     temporary = staging / f"{folder.name}.json.part"
@@ -195,13 +209,13 @@ def _build_scene(folder: Path, staging: Path, settings: BuildSettings, workers: 
 
 
 def _features(
-    scene: PosedScene, settings: BuildSettings, pool: ThreadPoolExecutor
+    scene: PosedScene, scale: float, settings: BuildSettings, pool: ThreadPoolExecutor
 ) -> tuple[dict[str, ImageFeatures], dict[str, str]]:
     """Features of every readable photo by name, and why the others were skipped."""
 
     def extract(image: PosedImage) -> ImageFeatures | str:
         try:
-            features = detect(read_posed_image(image), settings.detector, settings.max_keypoints)
+            features = detect_scaled(read_posed_image(image), scale, settings.detector, settings.max_keypoints)
         except (InputError, OSError, cv2.error) as error:
             return str(error)
         points = undistort_points(features.points, image).astype(np.float32)
@@ -215,6 +229,19 @@ def _features(
     readable = {name: result for name, result in zip(names, results, strict=True) if isinstance(result, ImageFeatures)}
     unreadable = {name: result for name, result in zip(names, results, strict=True) if isinstance(result, str)}
     return readable, unreadable
+
+
+def detect_scaled(image: np.ndarray, scale: float, detector: str, max_keypoints: int) -> Features:
+    """The features of a resized photo, in the pixels of the photo as it is."""
+    if scale == 1:
+        return detect(image, detector, max_keypoints)
+    size = (image.shape[1], image.shape[0])
+    resized = (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
+    interpolation = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
+    features = detect(cv2.resize(image, resized, interpolation=interpolation), detector, max_keypoints)
+    # Scaling keeps the image's corner, which is half a pixel before the first pixel's centre.
+    points = (features.points + 0.5) * (np.array(size) / np.array(resized)) - 0.5
+    return Features(points.astype(np.float32), features.descriptors, size)
 
 
 def _pairs(
@@ -369,14 +396,14 @@ def _assemble(out: Path, staging: Path, names: list[str], settings: BuildSetting
     return {
         "versions": {name: version(name) for name in ("ananet", "numpy", "torch")} | {"opencv": cv2.__version__},
         "shards": shards,
-        "images": sum(len(scene["images"]) for scene in scenes),
+        "images": sum(len(set(scene["images"])) for scene in scenes),
         "pairs": sum(scene["pairs"] for scene in scenes),
         "scenes": scenes,
     }
 
 
 def _summary(facts: dict[str, Any]) -> str:
-    line = f"{facts['name']}: {len(facts['images'])} photos, {facts['pairs']} pairs"
+    line = f"{facts['name']}: {len(set(facts['images']))} photos, {facts['pairs']} pairs"
     if facts["mean_inlier_ratio"] is not None:
         line += f", {facts['mean_inlier_ratio']:.1%} inliers"
     if facts["unreadable"]:

@@ -91,7 +91,7 @@ def scene_table(pairs: PairSet, facts: list[PairFacts]) -> list[dict[str, Any]]:
         rows.append(
             {
                 "scene": scene["name"],
-                "photos": len(scene["images"]),
+                "photos": len(set(scene["images"])),
                 "pairs": len(own),
                 "matches": round(mean("matches", own) or 0),
                 "inlier_ratio": mean("inlier_ratio", own),
