@@ -94,6 +94,7 @@ def test_tables_and_json(world, capsys, tmp_path):
         (["scenes", "--pruner", "all,all"], "pruner: expected different names"),
         (["scenes", "--pruner", "all", "--estimator", "lmeds"], "estimators: expected some of"),
         (["scenes", "--pruner", "all", "--threshold", "-1"], "threshold: expected a positive number"),
+        (["scenes", "--pruner", "all", "--outlier-share", "1"], "outlier_share: expected a number from 0 to below 1"),
         (["scenes", "--pruner", "all", "--confidence", "1"], "confidence: expected a probability between 0 and 1"),
         (["scenes", "--pruner", "all", "--workers", "0"], "--workers: expected at least 1"),
         (["scenes", "scenes", "--pruner", "all"], "SOURCE: expected sources of different names"),

@@ -41,6 +41,19 @@ def test_limit_spreads_over_the_source(world):
         source[2]
 
 
+def test_wrong_matches_are_thinned(world):
+    whole = open_source(world.folder, MatchSettings(max_keypoints=300))[0]
+    for share in (0.0, 0.1, 0.99):
+        pair, again = (
+            open_source(world.folder, MatchSettings(max_keypoints=300, outlier_share=share))[0] for _ in "ab"
+        )
+        assert pair.inlier.sum() == whole.inlier.sum()
+        assert (~pair.inlier).sum() == min(int(share / (1 - share) * whole.inlier.sum()), (~whole.inlier).sum())
+        assert torch.equal(pair.inlier, pair.distance < 1e-4)
+        assert torch.equal(pair.matches.points0, again.matches.points0)
+    assert len(pair.matches) == len(whole.matches)
+
+
 def test_photos_are_scaled(world):
     pair = open_source(world.folder, MatchSettings(max_keypoints=100, longest_side=640))[0]
     assert pair.matches.size0 == (640, 480)

@@ -45,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=Path, metavar="DIR", help="photos of a pair list (default: beside it)")
     parser.add_argument("--limit", type=int, metavar="N", help="at most so many pairs of a source, evenly spread")
     parser.add_argument(
+        "--outlier-share",
+        type=float,
+        metavar="S",
+        help="leave out wrong matches at random until at most this share of a pair's is wrong",
+    )
+    parser.add_argument(
         "--predictions",
         type=Path,
         metavar="DIR",
@@ -90,6 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.max_keypoints,
         arguments.longest_side if arguments.longest_side is not None else protocol.longest_side,
         arguments.limit,
+        arguments.outlier_share,
     )
     if arguments.plots:
         import_matplotlib()

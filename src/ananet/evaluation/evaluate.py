@@ -287,7 +287,7 @@ def evaluate(
     return Evaluation(
         opened.name,
         opened.kind,
-        opened.matching(),
+        opened.matching() + match_settings.thinning,
         match_settings,
         pose_settings,
         names,

@@ -10,11 +10,12 @@ import hashlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ananet.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair, PosedImage
@@ -42,6 +43,8 @@ class MatchSettings:
     """Photos are scaled to it; in stored matches, pixels are counted as if they had been. None leaves all as it is."""
     limit: int | None = None
     """At most so many pairs, evenly spread over the source; None for all."""
+    outlier_share: float | None = None
+    """Wrong matches are left out at random until at most this share of a pair's matches is wrong; None leaves all."""
 
     def __post_init__(self) -> None:
         if self.detector not in DETECTORS:
@@ -50,10 +53,16 @@ class MatchSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}: expected at least 1, got {value}")
+        if self.outlier_share is not None and not 0 <= self.outlier_share < 1:
+            raise InputError(f"outlier_share: expected a number from 0 to below 1, got {self.outlier_share}")
 
     @property
     def scale(self) -> str:
         return "original size" if self.longest_side is None else f"longest side {self.longest_side}"
+
+    @property
+    def thinning(self) -> str:
+        return "" if self.outlier_share is None else f", at most {self.outlier_share:.0%} of a pair's matches wrong"
 
 
 class Source(ABC):
@@ -87,7 +96,9 @@ class Source(ABC):
     def __getitem__(self, number: int) -> LabelledPair:
         if not 0 <= number < len(self):
             raise IndexError(f"pair {number} of {len(self)}")
-        return self.read(number * self.available // len(self))
+        number = number * self.available // len(self)
+        pair, share = self.read(number), self.settings.outlier_share
+        return pair if share is None else with_fewer_outliers(pair, share, seed=number)
 
     @property
     def photos(self) -> int:
@@ -281,6 +292,21 @@ def _listed(pairs: list[PosedPair], images: Path) -> list[ListedPair]:
 
 def _with_baseline(pairs: list[ListedPair]) -> list[ListedPair]:
     return [pair for pair in pairs if pair.posed.relative_pose()[1].norm() > LEAST_BASELINE]
+
+
+def with_fewer_outliers(pair: LabelledPair, share: float, seed: int) -> LabelledPair:
+    """The pair without so many of its wrong matches, chosen at random, that at most this share of the rest is wrong."""
+    wrong = (~pair.inlier).nonzero()[:, 0]
+    most = int(share / (1 - share) * int(pair.inlier.sum()))
+    left_out = torch.randperm(len(wrong), generator=torch.Generator().manual_seed(seed))[most:]
+    kept = torch.ones_like(pair.inlier)
+    kept[wrong[left_out]] = False
+    return replace(
+        pair,
+        matches=pair.matches[kept],
+        inlier=pair.inlier[kept],
+        distance=None if pair.distance is None else pair.distance[kept],
+    )
 
 
 def rescaled(matches: Correspondences, longest_side: int) -> Correspondences:
