@@ -1,6 +1,7 @@
 """What holds for every pruner: one call, one answer, defined behaviour at the edges."""
 
 import inspect
+import math
 import subprocess
 import sys
 
@@ -42,7 +43,8 @@ def check_answer(kept: Pruned, n: int) -> None:
     assert kept.scores.dtype == kept.logits.dtype == np.float32
     assert np.isfinite(kept.logits).all()
     assert ((kept.scores >= 0) & (kept.scores < 1)).all()
-    np.testing.assert_array_equal(kept.mask, kept.logits > 0)
+    decided = np.abs(kept.logits) > 0.5
+    np.testing.assert_array_equal(kept.mask[decided], kept.logits[decided] > 0)
 
 
 def test_one_call_one_answer(pruner, problem):
@@ -261,8 +263,30 @@ def test_options_come_with_the_name(problem, weights):
 
 
 def test_an_option_that_weights_do_not_have(weights):
-    with pytest.raises(InputError, match="options of the pruner .*expected some of rival_odds, got threshold"):
-        ananet.load(weights / "plain.safetensors", threshold=1)
+    with pytest.raises(InputError, match="options of the pruner .*expected some of threshold, rival_odds, got colour"):
+        ananet.load(weights / "plain.safetensors", colour=1)
+
+
+def test_a_probability_decides(weights, problem):
+    scores = ananet.load(weights / "plain.safetensors")(problem.matches).scores
+    for threshold in (0.01, float(np.median(scores)), 0.99):
+        kept = ananet.load(weights / "plain.safetensors", threshold=threshold)(problem.matches)
+        np.testing.assert_array_equal(kept.scores, scores)
+        np.testing.assert_array_equal(kept.mask, scores > np.float32(threshold))
+    for wrong in (0, 1, -0.5, math.nan, "a", None, True):
+        with pytest.raises(InputError, match="threshold: expected a probability between 0 and 1"):
+            ananet.load(weights / "plain.safetensors", threshold=wrong)
+
+
+def test_a_chain_keeps_what_its_last_pruner_keeps(weights, problem):
+    m = problem.matches
+    path = weights / "plain.safetensors"
+    alone = ananet.load(path)(m[m.mutual])
+    threshold = float(np.quantile(alone.scores, 0.7))
+    chained = ananet.load(f"mutual+{path}@threshold={threshold}")(m)
+    assert 0 < chained.mask.sum() < alone.mask.size
+    np.testing.assert_array_equal(chained.mask[m.mutual.numpy()], alone.scores > np.float32(threshold))
+    assert not chained.mask[~m.mutual.numpy()].any()
 
 
 def test_wrong_calls(problem):

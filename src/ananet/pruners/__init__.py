@@ -48,7 +48,7 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
             by "+" work one after another: "mutual+ananet" shows the network mutual matches only. Options may come
             with the name, each after an "@": "ratio@threshold=0.7".
         device: "auto" (a GPU if there is one), "cpu", "cuda", ... Classical pruners ignore it.
-        options: settings of the pruner, such as `threshold` of the ratio test and `rival_odds` of a network.
+        options: settings of the pruner, such as `threshold` of the ratio test or of a network.
 
     >>> load("ratio", threshold=0.7)([[0, 0], [9, 9]], [[1, 1], [5, 5]], ratio=[0.3, 0.9]).mask
     array([ True, False])

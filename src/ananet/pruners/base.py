@@ -45,14 +45,15 @@ class Pruned:
 class Pruner(ABC):
     """Tells right matches from wrong ones.
 
-    A subclass answers one question, `logits`; a match is kept where the logit is positive.
+    A subclass answers one question, `logits`; a match is kept where the logit is positive, unless the pruner has a
+    threshold of its own.
     """
 
     name: str
 
     @abstractmethod
     def logits(self, matches: Correspondences) -> Tensor:
-        """[N] how strongly each match is believed, positive to keep it. N is at least 1."""
+        """[N] how strongly each match is believed, 0 being undecided. N is at least 1."""
 
     def __call__(self, points0: Array | Correspondences, points1: Array | None = None, **given: Any) -> Pruned:
         """Prune one set of matches.
@@ -92,13 +93,13 @@ def check_pairs(pairs: Sequence[Correspondences]) -> None:
             raise InputError(f"pairs[{number}]: expected Correspondences, got {type(pair).__name__}")
 
 
-def answer(pair: Correspondences, logits: Tensor) -> Pruned:
-    """Turn logits into the answer, as numpy if the pair came as numpy."""
+def answer(pair: Correspondences, logits: Tensor, decision: float = 0.0) -> Pruned:
+    """Turn logits into the answer, as numpy if the pair came as numpy; what lies above the decision is kept."""
     # Coordinates beyond all reason can overflow a network: such a match is undecided, and so not kept.
-    logits = torch.nan_to_num(logits.detach().to(pair.points0.device, torch.float32))
+    logits = torch.nan_to_num(logits.detach().to(pair.points0.device, torch.float32), nan=decision)
     # A sigmoid reaches 1 in float32; a probability should not.
     scores = logits.sigmoid().clamp(max=1 - 2.0**-24)
-    mask = logits > 0
+    mask = logits > decision
     if pair.given_as_numpy:
         return Pruned(mask.cpu().numpy(), scores.cpu().numpy(), logits.cpu().numpy())
     return Pruned(mask, scores, logits)

@@ -1,12 +1,13 @@
 """Pruners one after another."""
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
 
 from ananet.correspondences import Correspondences
-from ananet.pruners.base import Pruned, Pruner, answer
+from ananet.pruners.base import Pruned, Pruner
 
 
 class Chain(Pruner):
@@ -21,12 +22,16 @@ class Chain(Pruner):
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         first, *others = self.pruners
-        logits = [torch.as_tensor(verdict.logits) for verdict in first.batch(pairs)]
+        answers = first.batch(pairs)
         for pruner in others:
-            kept = [(values > 0).nonzero()[:, 0] for values in logits]
-            verdicts = pruner.batch([pair[rows] for pair, rows in zip(pairs, kept, strict=True)])
-            logits = [
-                values.index_copy(0, rows, torch.as_tensor(verdict.logits))
-                for values, rows, verdict in zip(logits, kept, verdicts, strict=True)
-            ]
-        return [answer(pair, values) for pair, values in zip(pairs, logits, strict=True)]
+            verdicts = pruner.batch([pair[answer.mask] for pair, answer in zip(pairs, answers, strict=True)])
+            answers = [_updated(answer, verdict) for answer, verdict in zip(answers, verdicts, strict=True)]
+        return answers
+
+
+def _updated(answer: Pruned, verdict: Pruned) -> Pruned:
+    """The answer with the verdict on what it kept."""
+    fields = {name: copy(getattr(answer, name)) for name in ("mask", "scores", "logits")}
+    for name, values in fields.items():
+        values[answer.mask] = getattr(verdict, name)
+    return Pruned(**fields)

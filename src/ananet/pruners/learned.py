@@ -1,5 +1,6 @@
 """A trained ANA-Net behind the same call as every other pruner."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,15 +25,21 @@ class LearnedPruner(Pruner):
     Args:
         path: a safetensors file written by `ananet.networks.save_network`.
         device: where the network runs.
-        rival_odds: of matches that share a point but lie apart in the other image, at most one is right. All but the
-            best are kept only if the network gives them better odds than this to one. 1 leaves the network's verdict
-            as it is, infinity keeps one match a point.
+        threshold: the probability above which a match is kept.
+        rival_odds: of matches that share a point but lie apart in the other image, at most one is right. The odds of
+            all but the best are divided by this. 1 leaves the network's verdict as it is, infinity keeps one match a
+            point.
     """
 
-    def __init__(self, path: str | Path, device: torch.device, rival_odds: float = 10.0) -> None:
+    def __init__(
+        self, path: str | Path, device: torch.device, threshold: float = 0.4, rival_odds: float = 30.0
+    ) -> None:
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold < 1:
+            raise InputError(f"threshold: expected a probability between 0 and 1, got {threshold!r}")
         if isinstance(rival_odds, bool) or not isinstance(rival_odds, int | float) or not rival_odds >= 1:
             raise InputError(f"rival_odds: expected a number of at least 1, got {rival_odds!r}")
         self.name = Path(path).stem
+        self.decision = math.log(threshold / (1 - threshold))
         self.rival_odds = rival_odds
         network, self.card = load_network(path)
         self.device = device
@@ -53,7 +60,7 @@ class LearnedPruner(Pruner):
         answers = {number: answer(pair, pair.points0[:, 0]) for number, pair in enumerate(pairs) if len(pair) == 0}
         for group in groups_of_similar_size([len(pair) for pair in pairs], MATCHES_AT_ONCE):
             for index, logits in zip(group, self._logits([pairs[i] for i in group]), strict=True):
-                answers[index] = answer(pairs[index], logits)
+                answers[index] = answer(pairs[index], logits, self.decision)
         return [answers[index] for index in range(len(pairs))]
 
     def _logits(self, pairs: Sequence[Correspondences]) -> list[Tensor]:
