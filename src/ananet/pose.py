@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ananet import geometry
 from ananet.correspondences import Correspondences
-from ananet.errors import InputError, MissingExtraError
+from ananet.errors import InputError, MissingExtraError, check_probability
 
 ESTIMATORS = ("ransac", "magsac", "poselib")
 CONFIDENCE = 0.99999
@@ -48,8 +48,8 @@ def estimate_pose(
         confidence: sampling stops when a better answer is this unlikely; None for 0.99999 with OpenCV and for
             PoseLib's own default.
     """
-    if confidence is not None and not 0 < confidence < 1:
-        raise InputError(f"confidence: expected a probability between 0 and 1, got {confidence!r}")
+    if confidence is not None:
+        check_probability("confidence", confidence)
     if matches.K0 is None or matches.K1 is None:
         raise InputError("matches: a pose needs camera matrices, expected K0 and K1, got none")
     sampled = _checked(matches, estimator, threshold, use_scores)

@@ -269,12 +269,12 @@ def test_an_option_that_weights_do_not_have(weights):
 
 def test_a_probability_decides(weights, problem):
     scores = ananet.load(weights / "plain.safetensors")(problem.matches).scores
-    for threshold in (0.01, float(np.median(scores)), 0.99):
+    for threshold in (0.01, np.median(scores), 0.99):
         kept = ananet.load(weights / "plain.safetensors", threshold=threshold)(problem.matches)
         np.testing.assert_array_equal(kept.scores, scores)
         np.testing.assert_array_equal(kept.mask, scores > np.float32(threshold))
     for wrong in (0, 1, -0.5, math.nan, "a", None, True):
-        with pytest.raises(InputError, match="threshold: expected a probability between 0 and 1"):
+        with pytest.raises(InputError, match="threshold: expected a probability above 0 and below 1"):
             ananet.load(weights / "plain.safetensors", threshold=wrong)
 
 

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("out", type=Path, help="folder for the shards; an interrupted build goes on there")
     build.add_argument("--features", choices=("sift", "orb"), default="sift", help="(default: sift)")
     build.add_argument("--max-keypoints", type=int, default=2000, metavar="N", help="in a photo (default: 2000)")
-    build.add_argument("--pairs-per-scene", type=int, default=1000, metavar="N", help="at most (default: 1000)")
+    build.add_argument(
+        "--pairs-per-scene", type=int, default=1000, metavar="N", help="at most, at each of the scales (default: 1000)"
+    )
     build.add_argument(
         "--scales", default="1", metavar="A,B,...", help="sizes at which every photo is used, as 1,0.6 (default: 1)"
     )

@@ -89,7 +89,8 @@ class PairBatches(Dataset[Batch]):
         counts = torch.bincount(pairs.pair_scene, minlength=len(pairs.scenes))
         wanted = torch.tensor([name not in without for name in pairs.scenes], dtype=torch.bool) & (counts > 0)
         if not wanted.any():
-            raise InputError("pairs: expected at least one pair, got none")
+            but = f" beside those of {', '.join(without)}, which are left out" if without else ""
+            raise InputError(f"pairs: expected at least one pair{but}, got none")
         self.settings, self.seed, self.device = settings, seed, torch.device(device)
         self.table = pairs.table.to(device)
         self.scene_start = (counts.cumsum(0) - counts)[wanted].to(device)

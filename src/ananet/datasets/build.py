@@ -70,8 +70,9 @@ class BuildSettings:
             raise InputError(f"detector: expected one of {', '.join(DETECTORS)}, got {self.detector!r}")
         if not 8 <= self.max_keypoints < MOST_KEYPOINTS:
             raise InputError(f"max_keypoints: expected 8 to {MOST_KEYPOINTS - 1}, got {self.max_keypoints}")
-        if not self.scales or not all(0 < scale < float("inf") for scale in self.scales):
-            raise InputError(f"scales: expected positive numbers, got {self.scales}")
+        different = len(set(self.scales)) == len(self.scales) > 0
+        if not different or not all(0 < scale < float("inf") for scale in self.scales):
+            raise InputError(f"scales: expected different positive numbers, got {self.scales}")
         for name in ("pairs_per_scene", "candidates_per_scene", "least_consistent", "shard_mib"):
             if getattr(self, name) <= 0:
                 raise InputError(f"{name}: expected a positive number, got {getattr(self, name)}")

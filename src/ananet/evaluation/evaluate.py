@@ -35,7 +35,7 @@ from ananet.evaluation.sources import MatchSettings, Source, open_source
 from ananet.evaluation.workers import ordered_map, worker_pool
 from ananet.files import atomic_path
 from ananet.networks import load_network
-from ananet.pruners import Pruner, load, look_up
+from ananet.pruners import LearnedPruner, Pruner, load, look_up
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,12 @@ def _choose_pruner(given: str) -> PrunerChoice:
     parts = look_up(given)
     files = [part.pruner for part in parts if isinstance(part.pruner, Path)]
     weights = "+".join(file_sha256(file) for file in files) or None
+    # Wrong options are better found here than in every worker.
+    pruner = load(given, device="cpu")
     file = about = None
-    if files and len(parts) == 1:
+    if isinstance(pruner, LearnedPruner):
         (file,) = files
-        network, _ = load_network(file)
+        network = pruner.network
         about = {**network.settings.to_dict(), "parameters": sum(p.numel() for p in network.parameters())}
     return PrunerChoice("+".join(part.name for part in parts), given, weights, file, about)
 

@@ -13,7 +13,7 @@ import torch
 from ananet import geometry
 from ananet.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair
-from ananet.errors import InputError
+from ananet.errors import InputError, check_probability
 from ananet.evaluation import metrics
 from ananet.evaluation.predictions import Prediction
 from ananet.pose import CONFIDENCE, ESTIMATORS, estimate_pose
@@ -44,8 +44,8 @@ class PoseSettings:
             raise InputError(f"estimators: expected some of {', '.join(ESTIMATORS)}, got {', '.join(unknown)}")
         if not self.threshold > 0:
             raise InputError(f"threshold: expected a positive number, got {self.threshold!r}")
-        if self.confidence is not None and not 0 < self.confidence < 1:
-            raise InputError(f"confidence: expected a probability between 0 and 1, got {self.confidence!r}")
+        if self.confidence is not None:
+            check_probability("confidence", self.confidence)
         if self.repeats < 1:
             raise InputError(f"repeats: expected at least 1, got {self.repeats}")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ananet.correspondences import Correspondences
-from ananet.errors import InputError
+from ananet.errors import InputError, check_probability, is_number
 from ananet.networks import ANANet, load_network
 from ananet.networks.engine import inference_engine
 from ananet.networks.input import network_input
@@ -34,9 +34,8 @@ class LearnedPruner(Pruner):
     def __init__(
         self, path: str | Path, device: torch.device, threshold: float = 0.4, rival_odds: float = 30.0
     ) -> None:
-        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold < 1:
-            raise InputError(f"threshold: expected a probability between 0 and 1, got {threshold!r}")
-        if isinstance(rival_odds, bool) or not isinstance(rival_odds, int | float) or not rival_odds >= 1:
+        check_probability("threshold", threshold)
+        if not is_number(rival_odds) or not rival_odds >= 1:
             raise InputError(f"rival_odds: expected a number of at least 1, got {rival_odds!r}")
         self.name = Path(path).stem
         self.decision = math.log(threshold / (1 - threshold))

@@ -133,7 +133,7 @@ def train(
         scores = {}
         if rank == 0:
             facts = {**notes, "steps": step}
-            scores = calibrate_and_save(run, settings, average.network, pairs, validation, device, facts)
+            scores = calibrate_and_save(run, settings, average.network, pairs, validation, device, facts, progress.say)
             if scores:
                 progress.log(step, **{f"final_{name}": value for name, value in scores.items()})
     if processes > 1:
@@ -280,6 +280,7 @@ def calibrate_and_save(
     validation: list[Any],
     device: torch.device,
     notes: dict[str, Any],
+    say: Callable[[str], None],
 ) -> dict[str, float]:
     """Fit the scores, on scenes kept out of training if there are any, and write the weights with their card.
 
@@ -293,12 +294,15 @@ def calibrate_and_save(
         chosen = torch.isin(pairs.pair_scene, scenes).nonzero()[:, 0].tolist()
         chosen = chosen[:: max(1, math.ceil(len(chosen) / CALIBRATION_PAIRS))]
         if chosen:
+            kind = "kept out of training" if settings.calibration_scenes else "that were trained on"
+            say(f"fitting the scores on {len(chosen)} pairs {kind}")
             answers = predict(network, (pairs[n] for n in chosen), device, settings.inlier_distance)
             fold_into_head(network, *fit_probabilities(answers))
     # Where the pairs lay says nothing to others.
     how = {name: value for name, value in settings.to_dict().items() if name not in ("pairs", "validation")}
     scores: dict[str, float] = {}
     if validation:
+        say(f"scoring the weights on {len(validation)} validation pairs")
         answers = predict(network, validation, device, settings.inlier_distance)
         scores = score(answers)
         if find_spec("cv2") is not None:

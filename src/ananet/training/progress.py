@@ -46,6 +46,13 @@ class Progress:
             shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
             print(f"step {step}/{self.steps}  {shown}  {left / 60:.1f} min left", file=sys.stderr, flush=True)
 
+    def say(self, line: str) -> None:
+        """What takes a while and is not a step."""
+        if self.bar is not None:
+            self.bar.write(line, file=sys.stderr)
+        elif self.file is not None:
+            print(line, file=sys.stderr, flush=True)
+
     def __enter__(self) -> Progress:
         return self
 
