@@ -122,6 +122,7 @@ def test_bad_photos_are_one_clear_line(photos, tmp_path, capsys):
         (["-o", "no/such/folder/a.png"], "folder no/such/folder does not exist"),
         (["-o", "a.nonsense"], "expected a picture file"),
         (["--threshold", "0"], "--threshold: expected a positive"),
+        (["--confidence", "1"], "--confidence: expected a probability above 0 and below 1"),
     ],
 )
 def test_wrong_arguments_of_match(arguments, message, photos, capsys):

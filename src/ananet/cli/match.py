@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ananet.cli.arguments import add_json, add_pruner, camera_matrix, centred_camera, print_json
-from ananet.errors import InputError
+from ananet.errors import InputError, check_probability
 
 if TYPE_CHECKING:
     from ananet.pose import Pose
@@ -37,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the pose; poselib is the most accurate and an extra (default: ransac)",
     )
     parser.add_argument("--threshold", type=float, default=1.0, metavar="PX", help="of the estimator (default: 1)")
+    parser.add_argument(
+        "--confidence", type=float, metavar="C", help="at which the estimator stops drawing (default: 0.99999)"
+    )
     add_pruner(parser)
     add_json(parser)
 
@@ -57,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--k1: expected together with --k0, got it alone")
     if not 0 < arguments.threshold < math.inf:
         raise InputError(f"--threshold: expected a positive number of pixels, got {arguments.threshold:g}")
+    if arguments.confidence is not None:
+        check_probability("--confidence", arguments.confidence)
     pruner = load(arguments.pruner, device=arguments.device)
     watch = Stopwatch()
     image0, image1 = read_image(arguments.image0), read_image(arguments.image1)
@@ -84,7 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
     pose: Pose | None = None
     if overlap.found:
         if K0 is not None:
-            pose = estimate_pose(matches[kept.mask], arguments.estimator, threshold=arguments.threshold)
+            pose = estimate_pose(
+                matches[kept.mask],
+                arguments.estimator,
+                threshold=arguments.threshold,
+                confidence=arguments.confidence,
+            )
             watch.lap("pose")
         caption = f"{pruner.name}: kept {kept.mask.sum()} of {len(matches)} {arguments.features.upper()} matches"
         picture = draw_matches(image0, image1, *matches.numpy_points(), kept.mask, caption)

@@ -4,6 +4,7 @@
 Every match looks at all others, which no index could beat: N = 8192 is done before a sort would be.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,10 +23,11 @@ def lower_rivals(logits: Tensor, ranking: Tensor, matches: Tensor, apart: float,
     batch, length, channels = matches.shape
     doubted = logits.contiguous().clone()
     if doubted.numel():
-        _lower_rivals[(triton.cdiv(length, ROWS), batch)](
-            doubted, ranking.contiguous(), matches.float().contiguous(), length, apart, doubt,
-            CHANNELS=channels, ROWS=ROWS, COLUMNS=COLUMNS,
-        )  # fmt: skip
+        with torch.cuda.device_of(doubted):
+            _lower_rivals[(triton.cdiv(length, ROWS), batch)](
+                doubted, ranking.contiguous(), matches.float().contiguous(), length, apart, doubt,
+                CHANNELS=channels, ROWS=ROWS, COLUMNS=COLUMNS,
+            )  # fmt: skip
     return doubted
 
 

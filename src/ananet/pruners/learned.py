@@ -27,8 +27,8 @@ class LearnedPruner(Pruner):
         device: where the network runs.
         threshold: the probability above which a match is kept.
         rival_odds: of matches that share a point but lie apart in the other image, at most one is right. The odds of
-            all but the best are divided by this. 1 leaves the network's verdict as it is, infinity keeps one match a
-            point.
+            all but the best are divided by this. 1 leaves the network's verdict as it is, infinity keeps one place
+            for every point.
     """
 
     def __init__(
