@@ -1,7 +1,7 @@
 """Pruners one after another."""
 
 from collections.abc import Sequence
-from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,14 @@ class Chain(Pruner):
 
 def _updated(answer: Pruned, verdict: Pruned) -> Pruned:
     """The answer with the verdict on what it kept."""
-    fields = {name: copy(getattr(answer, name)) for name in ("mask", "scores", "logits")}
-    for name, values in fields.items():
-        values[answer.mask] = getattr(verdict, name)
-    return Pruned(**fields)
+
+    def merged(before: Any, after: Any) -> Any:
+        merged = before.clone() if isinstance(before, Tensor) else before.copy()
+        merged[answer.mask] = after
+        return merged
+
+    return Pruned(
+        merged(answer.mask, verdict.mask),
+        merged(answer.scores, verdict.scores),
+        merged(answer.logits, verdict.logits),
+    )
