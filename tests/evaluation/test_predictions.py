@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from ananet.evaluation.predictions import (
 
 from ..conftest import make_problem
 
-ORIGIN = Origin("tiny", "abc", "posed scenes", {"detector": "sift", "limit": None})
+ORIGIN = Origin("tiny", [{"threshold": 0.4}], "abc", "posed scenes", {"detector": "sift", "limit": None})
 
 
 @pytest.fixture
@@ -46,10 +48,11 @@ def test_round_trip(stored):
 @pytest.mark.parametrize(
     ("changed", "word"),
     [
-        (Origin("other", "abc", ORIGIN.source, ORIGIN.settings), "pruner was tiny, expected other"),
-        (Origin("tiny", "def", ORIGIN.source, ORIGIN.settings), "weights .sha256. was abc, expected def"),
-        (Origin("tiny", "abc", "MULTI", ORIGIN.settings), "source was posed scenes, expected MULTI"),
-        (Origin("tiny", "abc", ORIGIN.source, {"detector": "orb"}), "match settings was"),
+        (replace(ORIGIN, pruner="other"), "pruner was tiny, expected other"),
+        (replace(ORIGIN, options=[{"threshold": 0.5}]), r"options was \[.*0.4.*\], expected \[.*0.5.*\]"),
+        (replace(ORIGIN, weights_sha256="def"), "weights .sha256. was abc, expected def"),
+        (replace(ORIGIN, source="MULTI"), "source was posed scenes, expected MULTI"),
+        (replace(ORIGIN, settings={"detector": "orb"}), "match settings was"),
     ],
 )
 def test_other_origins_are_refused(stored, changed, word):

@@ -45,6 +45,8 @@ class PrunerChoice:
     name: str
     given: str
     """What `load` takes: a name or the path of a weight file."""
+    options: list[dict[str, Any]]
+    """Of each pruner of a chain, defaults included."""
     weights_sha256: str | None = None
     file: Path | None = None
     """Weights of a learned one, unless there are several."""
@@ -72,7 +74,9 @@ def _choose_pruner(given: str) -> PrunerChoice:
         (file,) = files
         network = pruner.network
         about = {**network.settings.to_dict(), "parameters": sum(p.numel() for p in network.parameters())}
-    return PrunerChoice("+".join(part.name for part in parts), given, weights, file, about)
+    # As they will be read from a file of predictions: lists, not tuples.
+    options = json.loads(json.dumps([part.all_options for part in parts]))
+    return PrunerChoice("+".join(part.name for part in parts), given, options, weights, file, about)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +237,7 @@ def evaluate(
     if "poselib" in estimators and find_spec("poselib") is None:
         raise MissingExtraError("poselib", "poselib")
     origins = {
-        choice.name: Origin(choice.name, choice.weights_sha256, opened.kind, asdict(match_settings))
+        choice.name: Origin(choice.name, choice.options, choice.weights_sha256, opened.kind, asdict(match_settings))
         for choice in choices
     }
     stored = _find_predictions(prediction_folder, origins, len(opened))

@@ -1,7 +1,7 @@
 """Predictions in files: what a pruner said of every match, and what it said it about.
 
 One safetensors file a pruner: `mask` [S] and `logits` [S] of all pairs one after another, `start` [P + 1] where each
-begins, and a JSON header with the pruner, the hash of its weights, the settings of the matches, the names of the pairs
+begins, and a JSON header with the pruner, its options, the hash of its weights, the settings of the matches, the names of the pairs
 and a fingerprint of the matches of each. Scores are made from it later, here or elsewhere.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ from ananet.errors import InputError
 from ananet.files import atomic_path
 
 FORMAT = "ananet-predictions"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +44,8 @@ class Origin:
     """What predictions were made by and of: where this differs, they are stale."""
 
     pruner: str
+    options: list[dict[str, Any]]
+    """Of the pruner, or of each in a chain, defaults included."""
     weights_sha256: str | None
     """Of the weight file; None for a pruner without one."""
     source: str
@@ -122,10 +124,12 @@ def read_predictions(path: str | Path) -> Predictions:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT or metadata.get("version") != str(VERSION):
-                raise InputError(f"predictions: expected format {FORMAT!r}, version {VERSION} in the header of {path}")
+                raise InputError(
+                    f"predictions: expected format {FORMAT!r}, version {VERSION} in the header of {path}; remove it"
+                )
             header = json.loads(metadata["header"])
             start, mask, logits = (file.get_tensor(name) for name in ("start", "mask", "logits"))
-        origin = Origin(header["pruner"], header["weights_sha256"], header["source"], header["settings"])
+        origin = Origin(**{field.name: header[field.name] for field in fields(Origin)})
         names, fingerprints, versions = header["pairs"], header["fingerprints"], header["versions"]
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise InputError(f"predictions: {path} cannot be read ({error})") from None
@@ -139,6 +143,7 @@ def check_origin(path: Path, found: Origin, expected: Origin) -> None:
     """Refuses predictions that were made by another pruner or weight file, or with other settings."""
     for name, was, now in (
         ("pruner", found.pruner, expected.pruner),
+        ("options", found.options, expected.options),
         ("weights (sha256)", found.weights_sha256, expected.weights_sha256),
         ("source", found.source, expected.source),
         ("match settings", found.settings, expected.settings),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +72,13 @@ class Part(NamedTuple):
     def name(self) -> str:
         plain = self.pruner.stem if isinstance(self.pruner, Path) else self.pruner
         return "@".join([plain, *(f"{option}={value}" for option, value in self.options.items())])
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        """The given options, and the defaults of the others."""
+        make = LearnedPruner if isinstance(self.pruner, Path) else CLASSICAL[self.pruner]
+        parameters = signature(make).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not Parameter.empty} | self.options
 
 
 def _load_part(part: Part, device: torch.device) -> Pruner:
