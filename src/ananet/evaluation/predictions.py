@@ -1,8 +1,8 @@
 """Predictions in files: what a pruner said of every match, and what it said it about.
 
 One safetensors file a pruner: `mask` [S] and `logits` [S] of all pairs one after another, `start` [P + 1] where each
-begins, and a JSON header with the pruner, its options, the hash of its weights, the settings of the matches, the names of
-the pairs and a fingerprint of the matches of each. Scores are made from it later, here or elsewhere.
+begins, and a JSON header with the pruner, its options, the hash of its weights, the settings of the matches, the names
+of the pairs and a fingerprint of the matches of each. Scores are made from it later, here or elsewhere.
 """
 
 from __future__ import annotations
