@@ -37,19 +37,18 @@ def pruner(request, weights):
     return ananet.load(weights / f"{request.param}.safetensors" if learned else request.param)
 
 
-def check_answer(kept: Pruned, n: int) -> None:
+def check_answer(kept: Pruned, n: int, decision: float = 0.0) -> None:
     assert kept.mask.shape == kept.scores.shape == kept.logits.shape == (n,)
     assert kept.mask.dtype == bool
     assert kept.scores.dtype == kept.logits.dtype == np.float32
     assert np.isfinite(kept.logits).all()
     assert ((kept.scores >= 0) & (kept.scores < 1)).all()
-    decided = np.abs(kept.logits) > 0.5
-    np.testing.assert_array_equal(kept.mask[decided], kept.logits[decided] > 0)
+    np.testing.assert_array_equal(kept.mask, kept.logits > np.float32(decision))
 
 
 def test_one_call_one_answer(pruner, problem):
     kept = pruner(problem.matches)
-    check_answer(kept, len(problem.matches))
+    check_answer(kept, len(problem.matches), pruner.decision)
     m = problem.matches
     again = pruner(
         m.points0.numpy(),
@@ -66,18 +65,20 @@ def test_one_call_one_answer(pruner, problem):
 
 @pytest.mark.parametrize("n", [0, 1, 7])
 def test_few_matches(pruner, n):
-    check_answer(pruner(make_problem().matches[:n]), n)
+    check_answer(pruner(make_problem().matches[:n]), n, pruner.decision)
 
 
 @pytest.mark.parametrize("n", [1, 7, 50])
 def test_identical_points(pruner, n):
     same = np.full((n, 2), 100.0)
-    check_answer(pruner(same, same, size0=(640, 480), size1=(640, 480), ratio=np.ones(n), mutual=np.ones(n)), n)
+    kept = pruner(same, same, size0=(640, 480), size1=(640, 480), ratio=np.ones(n), mutual=np.ones(n))
+    check_answer(kept, n, pruner.decision)
 
 
 def test_points_on_a_line(pruner):
     line = np.c_[np.arange(40.0), np.arange(40.0)]
-    check_answer(pruner(line, line + 3, size0=(640, 480), size1=(640, 480), ratio=np.ones(40), mutual=np.ones(40)), 40)
+    kept = pruner(line, line + 3, size0=(640, 480), size1=(640, 480), ratio=np.ones(40), mutual=np.ones(40))
+    check_answer(kept, 40, pruner.decision)
 
 
 def test_torch_in_torch_out(pruner, problem):
@@ -217,7 +218,7 @@ def test_learned_pruner_without_side_input_still_answers(weights, problem):
     m = problem.matches
     pruner = ananet.load(weights / "side.safetensors")
     bare = pruner(m.points0.numpy(), m.points1.numpy(), K0=m.K0, K1=m.K1)
-    check_answer(bare, len(m))
+    check_answer(bare, len(m), pruner.decision)
     assert not np.array_equal(bare.logits, pruner(m).logits)
 
 

@@ -29,6 +29,17 @@ def print_json(result: Any) -> None:
     print(json.dumps(result, allow_nan=False))
 
 
+def numbers(name: str, text: str, kind: type[int] | type[float], expected: str) -> list[Any]:
+    """Positive numbers with commas between them."""
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not min(found) > 0:
+        raise InputError(f"{name}: expected {expected}, got {text!r}")
+    return found
+
+
 def camera_matrix(name: str, text: str) -> np.ndarray:
     """A camera matrix from `fx,fy,cx,cy`, or from a text file that holds these four or all nine numbers."""
     source = Path(text)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ananet.cli.arguments import add_json, print_json
+from ananet.cli.arguments import add_json, numbers, print_json
 from ananet.errors import InputError
 
 
@@ -59,8 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dtype != "float32" and not arguments.plain:
         raise InputError("--dtype: expected together with --plain; the fast way chooses its own precision")
     road = speed.Road(device, arguments.plain, getattr(torch, arguments.dtype))
-    lengths, batches = _whole_numbers("--lengths", arguments.lengths), _whole_numbers("--batch", arguments.batch)
-    _whole_numbers("--matches", str(arguments.matches))
+    whole_numbers = partial(numbers, kind=int, expected="whole numbers of at least 1 such as 2048,4096")
+    lengths, batches = whole_numbers("--lengths", arguments.lengths), whole_numbers("--batch", arguments.batch)
+    whole_numbers("--matches", str(arguments.matches))
     effort = speed.Effort(arguments.runs, arguments.seconds)
 
     def log(what: str) -> None:
@@ -97,13 +99,3 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("\n\n".join(parts))
     return 0
-
-
-def _whole_numbers(name: str, text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise InputError(f"{name}: expected whole numbers of at least 1 such as 2048,4096, got {text!r}")
-    return numbers

@@ -7,8 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from ananet.cli.arguments import add_json, print_json
-from ananet.errors import InputError
+from ananet.cli.arguments import add_json, numbers, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +53,7 @@ def run_build(arguments: argparse.Namespace) -> int:
         detector=arguments.features,
         max_keypoints=arguments.max_keypoints,
         pairs_per_scene=arguments.pairs_per_scene,
-        scales=_numbers("--scales", arguments.scales),
+        scales=tuple(numbers("--scales", arguments.scales, float, "positive numbers such as 1,0.6")),
         seed=arguments.seed,
     )
     start = time.perf_counter()
@@ -132,10 +131,3 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     print(format_table(rows))
     print(f"\n{len(pairs)} pairs. Picture: {arguments.output} (distinctive matches, green labelled right, red wrong)")
     return 0
-
-
-def _numbers(name: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"{name}: expected numbers with commas between them, got {text!r}") from None

@@ -38,7 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threshold", type=float, default=1.0, metavar="PX", help="of the estimator (default: 1)")
     parser.add_argument(
-        "--confidence", type=float, metavar="C", help="at which the estimator stops drawing (default: 0.99999)"
+        "--confidence",
+        type=float,
+        metavar="C",
+        help="at which the estimator stops drawing (default: 0.99999, PoseLib's own)",
     )
     add_pruner(parser)
     add_json(parser)

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from ananet import geometry
 from ananet.datasets.base import INLIER_DISTANCE, PosedImage, PosedScene
 from ananet.datasets.colmap import read_posed_scene, undistort_points
-from ananet.datasets.photos import read_posed_image
+from ananet.datasets.photos import read_posed_image, resize
 from ananet.datasets.shards import (
     MOST_KEYPOINTS,
     PairTable,
@@ -236,13 +236,10 @@ def detect_scaled(image: np.ndarray, scale: float, detector: str, max_keypoints:
     """The features of a resized photo, in the pixels of the photo as it is."""
     if scale == 1:
         return detect(image, detector, max_keypoints)
-    size = (image.shape[1], image.shape[0])
-    resized = (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
-    interpolation = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
-    features = detect(cv2.resize(image, resized, interpolation=interpolation), detector, max_keypoints)
-    # Scaling keeps the image's corner, which is half a pixel before the first pixel's centre.
-    points = (features.points + 0.5) * (np.array(size) / np.array(resized)) - 0.5
-    return Features(points.astype(np.float32), features.descriptors, size)
+    resized, to_resized = resize(image, scale)
+    features = detect(resized, detector, max_keypoints)
+    points = (features.points - to_resized[:2, 2]) / to_resized[[0, 1], [0, 1]]
+    return Features(points.astype(np.float32), features.descriptors, (image.shape[1], image.shape[0]))
 
 
 def _pairs(

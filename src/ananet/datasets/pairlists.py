@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import cv2
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch import Tensor
 from ananet import geometry
 from ananet.datasets.base import LabelledPair, PosedImage
 from ananet.datasets.colmap import parse_camera, undistort_points
-from ananet.datasets.photos import read_posed_image
+from ananet.datasets.photos import read_posed_image, resize
 from ananet.errors import InputError
 from ananet.features import Features, detect, match
 
@@ -128,23 +127,12 @@ def upright_features(
     K = rotate_camera(image.K, size, turns)
     pixels = np.ascontiguousarray(np.rot90(pixels, turns))
     if longest_side is not None:
-        pixels, K = _resize(pixels, K, longest_side)
+        pixels, to_resized = resize(pixels, longest_side / max(size))
+        K = to_resized @ K
     features = detect(pixels, detector, max_keypoints)
     points = undistort_points(features.points, replace(image, K=K)).astype(np.float32)
     seen = np.isfinite(points).all(axis=1)
     return Features(points[seen], features.descriptors[: len(points)][seen], features.size), K
-
-
-def _resize(pixels: np.ndarray, K: np.ndarray, longest_side: int) -> tuple[np.ndarray, np.ndarray]:
-    height, width = pixels.shape[:2]
-    scale = longest_side / max(width, height)
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    shrinks = scale < 1
-    pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    # Scaling keeps the image's corner, which is half a pixel before the first pixel's centre.
-    scale_x, scale_y = size[0] / width, size[1] / height
-    resize = np.array([[scale_x, 0, (scale_x - 1) / 2], [0, scale_y, (scale_y - 1) / 2], [0, 0, 1]])
-    return pixels, resize @ K
 
 
 def rotate_axes(turns: int) -> np.ndarray:

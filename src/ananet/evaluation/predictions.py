@@ -124,9 +124,7 @@ def read_predictions(path: str | Path) -> Predictions:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT or metadata.get("version") != str(VERSION):
-                raise InputError(
-                    f"predictions: expected format {FORMAT!r}, version {VERSION} in the header of {path}; remove it"
-                )
+                raise InputError(f"predictions: expected format {FORMAT!r}, version {VERSION} in the header of {path}")
             header = json.loads(metadata["header"])
             start, mask, logits = (file.get_tensor(name) for name in ("start", "mask", "logits"))
         origin = Origin(**{field.name: header[field.name] for field in fields(Origin)})

@@ -45,11 +45,11 @@ class Pruned:
 class Pruner(ABC):
     """Tells right matches from wrong ones.
 
-    A subclass answers one question, `logits`; a match is kept where the logit is positive, unless the pruner has a
-    threshold of its own.
+    A subclass answers one question, `logits`; a match is kept where the logit lies above the decision.
     """
 
     name: str
+    decision: float = 0.0
 
     @abstractmethod
     def logits(self, matches: Correspondences) -> Tensor:
@@ -70,7 +70,7 @@ class Pruner(ABC):
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         """Prune many image pairs, each with its own number of matches."""
         check_pairs(pairs)
-        return [answer(pair, self.logits(pair) if len(pair) else pair.points0[:, 0]) for pair in pairs]
+        return [answer(pair, self.logits(pair) if len(pair) else pair.points0[:, 0], self.decision) for pair in pairs]
 
 
 def as_correspondences(
@@ -93,7 +93,7 @@ def check_pairs(pairs: Sequence[Correspondences]) -> None:
             raise InputError(f"pairs[{number}]: expected Correspondences, got {type(pair).__name__}")
 
 
-def answer(pair: Correspondences, logits: Tensor, decision: float = 0.0) -> Pruned:
+def answer(pair: Correspondences, logits: Tensor, decision: float) -> Pruned:
     """Turn logits into the answer, as numpy if the pair came as numpy; what lies above the decision is kept."""
     # Coordinates beyond all reason can overflow a network: such a match is undecided, and so not kept.
     logits = torch.nan_to_num(logits.detach().to(pair.points0.device, torch.float32), nan=decision)

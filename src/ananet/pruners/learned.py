@@ -56,7 +56,8 @@ class LearnedPruner(Pruner):
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         check_pairs(pairs)
         # Where there is nothing to score, cameras or sizes may be missing too.
-        answers = {number: answer(pair, pair.points0[:, 0]) for number, pair in enumerate(pairs) if len(pair) == 0}
+        empty = {number: pair for number, pair in enumerate(pairs) if len(pair) == 0}
+        answers = {number: answer(pair, pair.points0[:, 0], self.decision) for number, pair in empty.items()}
         for group in groups_of_similar_size([len(pair) for pair in pairs], MATCHES_AT_ONCE):
             for index, logits in zip(group, self._logits([pairs[i] for i in group]), strict=True):
                 answers[index] = answer(pairs[index], logits, self.decision)
