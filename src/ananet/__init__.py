@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ananet.correspondences import Correspondences
     from ananet.errors import InputError, MissingExtraError
-    from ananet.pose import Pose, estimate_pose
+    from ananet.estimators import Pose, estimate_pose
+    from ananet.pipeline import PhotoMatches, match_photos
     from ananet.pruners import Pruned, Pruner, list_pruners, load
 
 try:
@@ -23,24 +24,28 @@ __all__ = [
     "Correspondences",
     "InputError",
     "MissingExtraError",
+    "PhotoMatches",
     "Pose",
     "Pruned",
     "Pruner",
     "estimate_pose",
     "list_pruners",
     "load",
+    "match_photos",
 ]
 
 _HOME = {
     "Correspondences": "ananet.correspondences",
     "InputError": "ananet.errors",
     "MissingExtraError": "ananet.errors",
-    "Pose": "ananet.pose",
-    "estimate_pose": "ananet.pose",
+    "PhotoMatches": "ananet.pipeline",
+    "Pose": "ananet.estimators",
+    "estimate_pose": "ananet.estimators",
     "Pruned": "ananet.pruners",
     "Pruner": "ananet.pruners",
     "list_pruners": "ananet.pruners",
     "load": "ananet.pruners",
+    "match_photos": "ananet.pipeline",
 }
 
 

@@ -13,15 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ananet.cameras import FOCAL_GUESS, calibrate, mean_focal, scale_by_size
 from ananet.errors import InputError
 
 # What the arguments may be: numpy arrays, torch tensors or nested lists.
 Array = np.ndarray | Tensor | Sequence[Any]
 Size = tuple[float, float] | Array
 
-# Without intrinsics the authors of ANA-Net divide by 0.7 x the longest side, about the focal length of
-# an ordinary lens: it maps the image into [-1, 1] and keeps the scale that calibrated points have.
-FOCAL_GUESS = 0.7
+# What there is of every match: a selection of matches selects in each of these.
+PER_MATCH = (
+    "points0", "points1", "ratio", "mutual", "scores", "sizes0", "sizes1", "angles0", "angles1", "indices",
+)  # fmt: skip
 
 
 class Correspondences:
@@ -35,6 +37,9 @@ class Correspondences:
         ratio: [N] descriptor distance to the nearest over that to the second nearest neighbour, in [0, 1].
         mutual: [N] whether the match is nearest in both directions.
         scores: [N] the matcher's own confidence, higher is better, on any scale.
+        sizes0, sizes1: [N] diameters of the keypoints in pixels.
+        angles0, angles1: [N] orientations of the keypoints in radians, from the x axis towards the y axis.
+        indices: [N x 2] which keypoint of each image a match joins.
 
     numpy arrays, torch tensors (on any device) and lists are taken. Points keep float64 if they have it,
     everything else becomes float32. Points must be finite; N may be 0.
@@ -55,6 +60,11 @@ class Correspondences:
     ratio: Tensor | None
     mutual: Tensor | None
     scores: Tensor | None
+    sizes0: Tensor | None
+    sizes1: Tensor | None
+    angles0: Tensor | None
+    angles1: Tensor | None
+    indices: Tensor | None
     # Answers come back as what the points came as.
     given_as_numpy: bool
 
@@ -70,6 +80,11 @@ class Correspondences:
         ratio: Array | None = None,
         mutual: Array | None = None,
         scores: Array | None = None,
+        sizes0: Array | None = None,
+        sizes1: Array | None = None,
+        angles0: Array | None = None,
+        angles1: Array | None = None,
+        indices: Array | None = None,
     ) -> None:
         self.given_as_numpy = not isinstance(points0, Tensor)
         self.points0 = _points("points0", points0)
@@ -83,37 +98,66 @@ class Correspondences:
             self.points0, self.points1 = self.points0.double(), self.points1.double()
         self.points1 = self.points1.to(self.points0.device)
 
-        _both_or_neither("K0", K0, "K1", K1)
-        _both_or_neither("size0", size0, "size1", size1)
+        for name0, value0, name1, value1 in (
+            ("K0", K0, "K1", K1),
+            ("size0", size0, "size1", size1),
+            ("sizes0", sizes0, "sizes1", sizes1),
+            ("angles0", angles0, "angles1", angles1),
+        ):
+            _both_or_neither(name0, value0, name1, value1)
         self.K0 = None if K0 is None else _camera("K0", K0, self.points0)
         self.K1 = None if K1 is None else _camera("K1", K1, self.points0)
         self.size0 = None if size0 is None else _size("size0", size0)
         self.size1 = None if size1 is None else _size("size1", size1)
 
-        self.ratio = None if ratio is None else self._per_match("ratio", ratio)
+        self.ratio = self._per_match("ratio", ratio)
         if self.ratio is not None and ((self.ratio < 0) | (self.ratio > 1)).any():
             raise InputError(
                 f"ratio: expected values in [0, 1], got {float(self.ratio.min()):g} to {float(self.ratio.max()):g}"
             )
-        self.mutual = None if mutual is None else self._per_match("mutual", mutual)
+        self.mutual = self._per_match("mutual", mutual)
         if self.mutual is not None:
             if ((self.mutual != 0) & (self.mutual != 1)).any():
                 raise InputError("mutual: expected True/False or 0/1, got other values")
             self.mutual = self.mutual.bool()
-        self.scores = None if scores is None else self._per_match("scores", scores)
+        self.scores = self._per_match("scores", scores)
+        self.sizes0, self.sizes1 = self._per_match("sizes0", sizes0), self._per_match("sizes1", sizes1)
+        for name, sizes in (("sizes0", self.sizes0), ("sizes1", self.sizes1)):
+            if sizes is not None and (sizes <= 0).any():
+                raise InputError(f"{name}: expected positive numbers of pixels, got {float(sizes.min()):g}")
+        self.angles0, self.angles1 = self._per_match("angles0", angles0), self._per_match("angles1", angles1)
+        self.indices = None if indices is None else self._keypoints("indices", indices)
 
-    def _per_match(self, name: str, values: Array) -> Tensor:
-        tensor = _tensor(name, values).to(self.points0.device, torch.float32)
+    def _per_match(self, name: str, values: Array | None) -> Tensor | None:
+        if values is None:
+            return None
+        tensor = _real(name, _tensor(name, values)).to(self.points0.device, torch.float32)
         if tensor.shape != (len(self),):
             raise InputError(f"{name}: expected shape ({len(self)},), got {tuple(tensor.shape)}")
         return _finite(name, tensor)
+
+    def _keypoints(self, name: str, values: Array) -> Tensor:
+        tensor = _tensor(name, values)
+        if tensor.numel() == 0:
+            tensor = tensor.reshape(0, 2).long()
+        if tensor.shape != (len(self), 2):
+            raise InputError(f"{name}: expected shape ({len(self)}, 2), got {tuple(tensor.shape)}")
+        if (
+            tensor.dtype.is_floating_point
+            or tensor.dtype.is_complex
+            or tensor.dtype == torch.bool
+            or (tensor < 0).any()
+        ):
+            raise InputError(f"{name}: expected whole numbers of at least 0, got others")
+        return tensor.to(self.points0.device, torch.int64)
 
     def __len__(self) -> int:
         return len(self.points0)
 
     def __repr__(self) -> str:
-        given = [n for n in ("K0", "size0", "ratio", "mutual", "scores") if getattr(self, n) is not None]
-        return f"Correspondences({len(self)} matches" + "".join(f", {n.rstrip('0')}" for n in given) + ")"
+        known = ("K0", "size0", *(name for name in PER_MATCH[2:] if not name.endswith("1")))
+        given = [name.rstrip("0") for name in known if getattr(self, name) is not None]
+        return f"Correspondences({len(self)} matches" + "".join(f", {name}" for name in given) + ")"
 
     @property
     def calibrated(self) -> bool:
@@ -124,45 +168,75 @@ class Correspondences:
         if self.K0 is not None and self.K1 is not None:
             return torch.cat([calibrate(self.points0, self.K0), calibrate(self.points1, self.K1)], dim=1)
         if self.size0 is not None and self.size1 is not None:
-            return torch.cat([scale_by_size(self.points0, self.size0), scale_by_size(self.points1, self.size1)], dim=1)
+            return torch.cat(
+                [
+                    scale_by_size(points, points.new_tensor(size))
+                    for points, size in ((self.points0, self.size0), (self.points1, self.size1))
+                ],
+                dim=1,
+            )
         raise InputError("expected camera matrices (K0, K1) or image sizes (size0, size1), got neither")
 
-    def __getitem__(self, which: Tensor | np.ndarray | slice | Sequence[int]) -> Correspondences:
-        """The matches that a mask, an index array or a slice picks."""
-        if not isinstance(which, slice):
-            which = torch.as_tensor(which, device=self.points0.device)
-            if which.numel() == 0:
-                which = which.long()
+    def normalized_sizes(self) -> Tensor | None:
+        """[N x 2] keypoint sizes in the scale of `normalized`, or None where they are not known."""
+        if self.sizes0 is None or self.sizes1 is None:
+            return None
+        if self.K0 is not None and self.K1 is not None:
+            focal0, focal1 = mean_focal(self.K0, self.K0), mean_focal(self.K1, self.K1)
+        elif self.size0 is not None and self.size1 is not None:
+            focal0, focal1 = FOCAL_GUESS * max(self.size0), FOCAL_GUESS * max(self.size1)
+        else:
+            raise InputError("expected camera matrices (K0, K1) or image sizes (size0, size1), got neither")
+        return torch.stack([self.sizes0 / focal0, self.sizes1 / focal1], dim=1)
 
-        def pick(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[which]
+    def angles(self) -> Tensor | None:
+        """[N x 2] keypoint orientations in both images, or None where they are not known."""
+        if self.angles0 is None or self.angles1 is None:
+            return None
+        return torch.stack([self.angles0, self.angles1], dim=1)
 
-        chosen = Correspondences(
-            self.points0[which],
-            self.points1[which],
-            K0=self.K0,
-            K1=self.K1,
-            size0=self.size0,
-            size1=self.size1,
-            ratio=pick(self.ratio),
-            mutual=pick(self.mutual),
-            scores=pick(self.scores),
-        )
-        chosen.given_as_numpy = self.given_as_numpy
+    def __getitem__(self, which: Array | slice) -> Correspondences:
+        """The matches that a mask, an index array or a slice picks; they were checked, and are not checked again."""
+        chosen = self._chosen(which)
+        return self.changed(**{name: None if (v := getattr(self, name)) is None else v[chosen] for name in PER_MATCH})
+
+    def _chosen(self, which: Array | slice) -> Tensor | slice:
+        """What tensors can be indexed with."""
+        count, device = len(self), self.points0.device
+        if isinstance(which, slice):
+            if which.step is None or which.step > 0:
+                return which
+            return torch.arange(*which.indices(count), device=device)  # tensors know no steps backwards
+        chosen = _tensor("which", which).to(device)
+        if chosen.dim() != 1:
+            raise InputError(f"which: expected a mask, indices or a slice, got shape {tuple(chosen.shape)}")
+        if chosen.dtype == torch.bool:
+            if len(chosen) != count:
+                raise InputError(f"which: expected a mask of {count} matches, got one of {len(chosen)}")
+            return chosen
+        if len(chosen) == 0:
+            return chosen.long()
+        if chosen.dtype.is_floating_point or chosen.dtype.is_complex:
+            raise InputError(f"which: expected a mask, indices or a slice, got numbers of {chosen.dtype}")
+        chosen = chosen.long()
+        if (chosen < -count).any() or (chosen >= count).any():
+            raise InputError(f"which: expected indices below {count}, got {int(chosen.min())} to {int(chosen.max())}")
         return chosen
+
+    def changed(self, **values: Any) -> Correspondences:
+        """A copy with some attributes replaced, without checking them: for code that made them from checked ones."""
+        copy = object.__new__(Correspondences)
+        vars(copy).update(vars(self) | values)
+        return copy
 
     def with_scores(self, scores: Array) -> Correspondences:
         """The same matches with scores, such as a pruner's, for estimators that draw the best ones first."""
-        scored = self.to(self.points0.device)
-        scored.scores = self._per_match("scores", scores)
-        return scored
+        return self.changed(scores=self._per_match("scores", scores))
 
     def to(self, device: str | torch.device) -> Correspondences:
         """The same matches on another device."""
-        moved = object.__new__(Correspondences)
-        for name, value in vars(self).items():
-            setattr(moved, name, value.to(device) if isinstance(value, Tensor) else value)
-        return moved
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return self.changed(**moved)
 
     def numpy_points(self) -> tuple[np.ndarray, np.ndarray]:
         """Both point sets as float64 arrays on the host, for libraries that want them so."""
@@ -172,22 +246,14 @@ class Correspondences:
         )
 
 
-def calibrate(points: Tensor, K: Tensor) -> Tensor:
-    """[N x 2] pixels to the rays `K^-1 p`, their third coordinate 1 left out."""
-    y = (points[:, 1] - K[1, 2]) / K[1, 1]
-    x = (points[:, 0] - K[0, 2] - K[0, 1] * y) / K[0, 0]
-    return torch.stack([x, y], dim=1)
-
-
-def scale_by_size(points: Tensor, size: tuple[float, float]) -> Tensor:
-    """[N x 2] pixels to coordinates in [-1, 1] around the image centre, the same scale in x and y."""
-    centre = points.new_tensor(size) / 2
-    return (points - centre) / (FOCAL_GUESS * max(size))
-
-
 def _tensor(name: str, values: Array) -> Tensor:
     if isinstance(values, Tensor):
+        if values.layout != torch.strided or values.is_quantized or values.device.type == "meta":
+            kind = "meta" if values.device.type == "meta" else "quantised" if values.is_quantized else "sparse"
+            raise InputError(f"{name}: expected a plain tensor, got a {kind} one")
         return values.detach()
+    if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
+        raise InputError(f"{name}: expected an array without gaps, got a masked one; leave out the masked matches")
     try:
         array = np.array(values)
         # Torch knows neither foreign byte orders nor long doubles, and little of unsigned numbers.
@@ -195,6 +261,12 @@ def _tensor(name: str, values: Array) -> Tensor:
         return torch.from_numpy(array.astype(common.get(array.dtype.kind, array.dtype)))
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}: expected an array of numbers, got {type(values).__name__} ({error})") from None
+
+
+def _real(name: str, tensor: Tensor) -> Tensor:
+    if tensor.dtype.is_complex:
+        raise InputError(f"{name}: expected real numbers, got {tensor.dtype}")
+    return tensor
 
 
 def _finite(name: str, tensor: Tensor) -> Tensor:
@@ -215,15 +287,13 @@ def _points(name: str, values: Array) -> Tensor:
         tensor = tensor.reshape(0, 2)
     if tensor.dim() != 2 or tensor.shape[1] != 2:
         raise InputError(f"{name}: expected shape (N, 2), got {tuple(tensor.shape)}")
-    if tensor.dtype.is_complex or tensor.dtype == torch.bool:
+    if _real(name, tensor).dtype == torch.bool:
         raise InputError(f"{name}: expected real numbers, got {tensor.dtype}")
     return _finite(name, tensor if tensor.dtype == torch.float64 else tensor.float())
 
 
 def _camera(name: str, values: Array, like: Tensor) -> Tensor:
-    K = _tensor(name, values)
-    if K.dtype.is_complex:
-        raise InputError(f"{name}: expected real numbers, got {K.dtype}")
+    K = _real(name, _tensor(name, values))
     if K.shape != (3, 3):
         raise InputError(f"{name}: expected shape (3, 3), got {tuple(K.shape)}")
     K = _finite(name, K.to(like.device, like.dtype))
@@ -236,7 +306,7 @@ def _camera(name: str, values: Array, like: Tensor) -> Tensor:
 
 
 def _size(name: str, values: Size) -> tuple[float, float]:
-    size = _tensor(name, values).double().flatten().tolist()
+    size = _real(name, _tensor(name, values)).double().flatten().tolist()
     if len(size) != 2 or not all(np.isfinite(size)) or min(size) <= 0:
         raise InputError(f"{name}: expected (width, height) in pixels, got {values!r}")
     return size[0], size[1]

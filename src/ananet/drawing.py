@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 
 from ananet.errors import InputError, MissingExtraError
-from ananet.files import atomic_path
+from ananet.files import atomic_path, check_output
 
 GREEN = (96, 200, 64)
 RED = (56, 56, 224)
@@ -130,11 +130,17 @@ def grid(pictures: Sequence[np.ndarray], columns: int) -> np.ndarray:
     return sheet
 
 
-def save_picture(path: str | Path, picture: np.ndarray) -> None:
-    """Write a picture; the file's ending says the format. A failed write leaves nothing behind."""
+def check_picture(path: str | Path, *inputs: Path) -> None:
+    """Raises unless a picture can be written there; `inputs` are files that must not be overwritten."""
+    check_output(path, *inputs)
     suffix = Path(path).suffix
     if not suffix or not cv2.haveImageWriter(f"x{suffix}"):
         raise InputError(f"output: expected a picture file such as .png or .jpg, got {str(path)!r}")
+
+
+def save_picture(path: str | Path, picture: np.ndarray) -> None:
+    """Write a picture; the file's ending says the format. A failed write leaves nothing behind."""
+    check_picture(path)
     with atomic_path(path) as temporary:
         if not cv2.imwrite(str(temporary), picture):
             raise OSError(f"could not write {path}")

@@ -1,12 +1,19 @@
-"""Writing files so that a failed run never leaves half of one, nor destroys the one that was there."""
+"""Reading and writing files so that a failed run never leaves half of one, nor destroys the one that was there."""
 
+import glob
+import json
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from ananet.errors import InputError
+
+# Seconds after which a temporary file is a killed run's, not one that is being written.
+STALE_AFTER = 3600.0
 
 
 def check_output(path: str | Path, *inputs: Path) -> Path:
@@ -33,18 +40,76 @@ def check_output(path: str | Path, *inputs: Path) -> Path:
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it to `path` when the block ends without an error.
 
-    The temporary name keeps the suffix, since writers such as OpenCV choose the format by it.
+    The temporary name keeps the suffix, since writers such as OpenCV choose the format by it. What is renamed is on the
+    disk already: a machine that goes down leaves the old file or the new one.
     """
     path = check_output(path)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(descriptor)
-    temporary = Path(name)
+    _remove_stale(path)
+    temporary = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+    # Made here, so that it has the permissions any other new file would get.
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
-        # mkstemp makes private files; give the result the permissions any other new file would get.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _remove_stale(path: Path) -> None:
+    """Temporary files of the same output that a killed run left behind."""
+    pattern = f".{glob.escape(path.stem)}-" + "[0-9a-f]" * 8 + glob.escape(path.suffix)
+    for left in path.parent.glob(pattern):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > STALE_AFTER:
+                left.unlink()
+
+
+@contextmanager
+def only_process(folder: Path) -> Iterator[None]:
+    """Makes sure that no other process is in such a block for the same folder; the system ends it with the process."""
+    with (folder / ".lock").open("a+") as file:
+        try:
+            if os.name == "nt":
+                import msvcrt
+
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+            else:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"{folder}: another process is writing here; wait for it, or choose another folder"
+            ) from None
+        yield
+    (folder / ".lock").unlink(missing_ok=True)
+
+
+def save_tensors(path: str | Path, tensors: Mapping[str, Any], metadata: dict[str, str]) -> None:
+    """Write a safetensors file, or none at all."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with atomic_path(path) as temporary:
+        try:
+            save_file(dict(tensors), temporary, metadata)
+        except SafetensorError as error:
+            # A full disk comes as this, and not as the OSError that it is.
+            raise OSError(f"could not write {path}: {error}") from None
+
+
+def read_json(path: str | Path) -> Any:
+    """What a JSON file holds."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: not a JSON file ({error})") from None
+
+
+def write_json(path: str | Path, value: Any, indent: int | None = None) -> None:
+    """Write strict JSON: other languages know neither NaN nor Infinity."""
+    text = json.dumps(value, indent=indent, allow_nan=False)
+    with atomic_path(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")

@@ -16,8 +16,9 @@ import torch
 
 from ananet import geometry
 from ananet.correspondences import Correspondences
+from ananet.defaults import DISTINCTIVE_RATIO
 from ananet.errors import InputError
-from ananet.pose import estimate_fundamental
+from ananet.estimators import estimate_fundamental
 
 THRESHOLD_PIXELS = 3.0
 # The largest log10 NFA of photos that overlap. Matches are not quite independent (keypoints cluster, texture
@@ -26,7 +27,6 @@ LARGEST_LOG10_NFA = -6.0
 # A fundamental matrix follows from this many matches.
 FIT = 7
 SUBSETS = (25, 50, 100, 200, 400)
-DISTINCTIVE_RATIO = 0.8
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from ananet import InputError, geometry
 from ananet.datasets.base import Batch
 from ananet.datasets.batches import BatchSettings, PairBatches
 from ananet.datasets.build import BuildSettings, build_pairs
-from ananet.datasets.shards import read_pairs
+from ananet.datasets.formats.shards import PairShards
 from tests.datasets.scenes import write_scene
 
 
@@ -19,7 +19,7 @@ def pairs(tmp_path_factory):
     write_scene(folder / "many", images=4, seed=7)
     settings = BuildSettings(max_keypoints=300, least_consistent=15, least_parallax=0.5)
     build_pairs(folder, folder / "out", settings, progress=False)
-    return read_pairs(folder / "out")
+    return PairShards(folder / "out")
 
 
 def distance_of(batch: Batch) -> torch.Tensor:
@@ -36,7 +36,7 @@ def equal_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def test_plain_batches_are_the_stored_pairs(pairs):
-    batch = PairBatches(pairs, BatchSettings.plain(4, 250), seed=1)[0]
+    batch = PairBatches(pairs, BatchSettings.unchanged(4, 250), seed=1)[0]
     assert batch.matches.shape == (4, 250, 4)
     torch.testing.assert_close(batch.distance, distance_of(batch) * batch.mask)
     assert torch.equal(batch.inlier, (batch.distance < 1e-4) & batch.mask)
@@ -50,9 +50,9 @@ def test_plain_batches_are_the_stored_pairs(pairs):
     [{"swap": 1.0}, {"roll": 1.0}, {"mirror": 1.0}, {"jitter": 1.0}, {"outliers": 1.0}, {"dropped_inliers": 1.0}],
 )
 def test_changes_keep_points_pose_and_labels_together(pairs, change):
-    settings = {**vars(BatchSettings.plain(8, 250)), **change}
+    settings = {**vars(BatchSettings.unchanged(8, 250)), **change}
     batch = PairBatches(pairs, BatchSettings(**settings), seed=2)[0]
-    plain = PairBatches(pairs, BatchSettings.plain(8, 250), seed=2)[0]
+    plain = PairBatches(pairs, BatchSettings.unchanged(8, 250), seed=2)[0]
     assert not torch.equal(batch.matches, plain.matches)
     torch.testing.assert_close(batch.distance, distance_of(batch) * batch.mask, atol=1e-5, rtol=1e-3)
     torch.testing.assert_close(batch.R @ batch.R.mT, torch.eye(3).expand(8, 3, 3), atol=1e-5, rtol=0)
@@ -60,7 +60,7 @@ def test_changes_keep_points_pose_and_labels_together(pairs, change):
 
 
 def test_a_second_motion_takes_a_disc_of_the_first_image(pairs):
-    plain = BatchSettings.plain(8, 250)
+    plain = BatchSettings.unchanged(8, 250)
     before = PairBatches(pairs, plain, seed=2)[0]
     after = PairBatches(pairs, replace(plain, second_motion=1.0), seed=2)[0]
     assert torch.equal(after.R, before.R)
@@ -78,30 +78,30 @@ def test_a_second_motion_takes_a_disc_of_the_first_image(pairs):
 
 def test_scale_changes_leave_labels_alone(pairs):
     for change in ({"uncalibrated": 1.0}, {"focal_change": 0.5}):
-        settings = {**vars(BatchSettings.plain(8, 250)), **change}
+        settings = {**vars(BatchSettings.unchanged(8, 250)), **change}
         batch = PairBatches(pairs, BatchSettings(**settings), seed=2)[0]
-        plain = PairBatches(pairs, BatchSettings.plain(8, 250), seed=2)[0]
+        plain = PairBatches(pairs, BatchSettings.unchanged(8, 250), seed=2)[0]
         assert 0.2 < plain.inlier.float().mean() < 1
         assert batch.inlier.float().mean() == pytest.approx(plain.inlier.float().mean().item(), abs=0.1)
 
 
 def test_inlier_ratio_falls_with_outliers_and_drops(pairs):
-    plain = PairBatches(pairs, BatchSettings.plain(16, 250), seed=3)[0]
+    plain = PairBatches(pairs, BatchSettings.unchanged(16, 250), seed=3)[0]
     for change in ({"outliers": 1.0}, {"dropped_inliers": 1.0}):
-        settings = {**vars(BatchSettings.plain(16, 250)), **change}
+        settings = {**vars(BatchSettings.unchanged(16, 250)), **change}
         changed = PairBatches(pairs, BatchSettings(**settings), seed=3)[0]
         share = changed.inlier.sum() / changed.mask.sum()
         assert share < plain.inlier.sum() / plain.mask.sum() - 0.05
 
 
 def test_outliers_are_left_out_up_to_all_of_them(pairs):
-    settings = replace(BatchSettings.plain(16, 250), dropped_outliers=1.0)
+    settings = replace(BatchSettings.unchanged(16, 250), dropped_outliers=1.0)
     share = PairBatches(pairs, settings, seed=3)[0].inlier.float().mean(1)
     assert (share > 0.5).all() and (share == 1).any() and (share < 1).any()
 
 
 def test_pairs_with_few_matches_are_repeated(pairs):
-    settings = replace(BatchSettings.plain(4, 300), dropped_inliers=1.0)
+    settings = replace(BatchSettings.unchanged(4, 300), dropped_inliers=1.0)
     batch = PairBatches(pairs, settings, seed=3)[0]
     assert batch.mask.all() and batch.matches.shape[1] == int(pairs.table.pair_start.diff().max())
     assert any(len(rows.unique(dim=0)) < batch.matches.shape[1] - 50 for rows in batch.matches)
@@ -110,7 +110,7 @@ def test_pairs_with_few_matches_are_repeated(pairs):
 def test_scenes_are_drawn_evenly(pairs):
     # Translations that tell which scene a pair is of.
     marked = replace(pairs.table, pair_translation=torch.eye(3)[pairs.pair_scene])
-    batches = PairBatches(replace(pairs, table=marked), BatchSettings.plain(64, 10))
+    batches = PairBatches(replace(pairs, table=marked), BatchSettings.unchanged(64, 10))
     share = torch.cat([batches[number].t for number in range(8)]).mean(0)
     assert 0.4 < share[0] < 0.6
     assert share[:2].sum() == 1

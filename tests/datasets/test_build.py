@@ -12,7 +12,7 @@ import torch
 from ananet import InputError
 from ananet.datasets import build
 from ananet.datasets.build import BuildSettings, CandidatePair, build_pairs, spread_over_difficulty
-from ananet.datasets.shards import INDEX, PairSet, join, read_index, read_pairs, read_table, write_table
+from ananet.datasets.formats.shards import INDEX, PairShards, join, read_index, read_table, write_table
 from tests.datasets.scenes import write_scene
 
 SETTINGS = BuildSettings(max_keypoints=400, least_consistent=15, least_parallax=0.5)
@@ -27,10 +27,10 @@ def scenes(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pairs(scenes, tmp_path_factory) -> PairSet:
+def pairs(scenes, tmp_path_factory) -> PairShards:
     out = tmp_path_factory.mktemp("out") / "pairs"
     build_pairs(scenes, out, SETTINGS, progress=False)
-    return read_pairs(out)
+    return PairShards(out)
 
 
 def test_labels_come_out_right(pairs):
@@ -63,7 +63,7 @@ def test_stored_pairs_are_what_matching_gives(pairs, scenes):
 def test_every_scale_adds_pairs_of_its_own(pairs, scenes, tmp_path):
     settings = replace(SETTINGS, scales=(1.0, 0.6))
     index = build_pairs(scenes, tmp_path, settings, progress=False)
-    both = read_pairs(tmp_path)
+    both = PairShards(tmp_path)
     assert index["images"] == 7
     of_other = [pair for pair in both if pair.name.startswith("other/")]
     assert [pair.name for pair in of_other] == ["other/000.png-001.png", "other/002.png-000.png"] * 2
@@ -91,7 +91,7 @@ def test_sizes_on_disk(tmp_path):
 
 def _table_of(images, pairs, keypoints):
     rng = np.random.default_rng(0)
-    from ananet.datasets.shards import PairTable
+    from ananet.datasets.formats.shards import PairTable
 
     return PairTable(
         points=torch.rand(images * keypoints, 2),
@@ -139,13 +139,13 @@ def test_an_interrupted_build_goes_on(scenes, tmp_path, monkeypatch):
         build_pairs(scenes, tmp_path / "out", SETTINGS, progress=False)
     assert [p.name for p in (tmp_path / "out").iterdir()] == [build.STAGING]
     with pytest.raises(InputError, match="no training pairs here"):
-        read_pairs(tmp_path / "out")
+        PairShards(tmp_path / "out")
 
     again = []
     monkeypatch.setattr(build, "_build_scene", lambda folder, *rest: (again.append(folder.name), real(folder, *rest)))
     index = build_pairs(scenes, tmp_path / "out", SETTINGS, progress=False)
     assert built == ["other"] and again == ["walls"]
-    assert index["pairs"] == len(read_pairs(tmp_path / "out"))
+    assert index["pairs"] == len(PairShards(tmp_path / "out"))
     assert not (tmp_path / "out" / build.STAGING).exists()
 
 
@@ -168,7 +168,7 @@ def test_unreadable_photos_are_skipped_counted_and_named(tmp_path):
     assert "1 photos skipped" in lines[0] and "001.png" in lines[0]
     # A photo without keypoints is no error; it just has no pairs.
     assert "003.png" in index["scenes"][0]["images"]
-    assert all("003" not in pair.name for pair in read_pairs(tmp_path / "out"))
+    assert all("003" not in pair.name for pair in PairShards(tmp_path / "out"))
 
 
 def test_photos_are_read_as_their_camera_was_calibrated(tmp_path):
@@ -183,7 +183,7 @@ def test_photos_are_read_as_their_camera_was_calibrated(tmp_path):
     index = build_pairs(folder, tmp_path / "out", SETTINGS, progress=False)
     assert list(index["scenes"][0]["unreadable"]) == ["002.png"]
     assert "camera is for (320, 240) pixels" in index["scenes"][0]["unreadable"]["002.png"]
-    pairs = read_pairs(tmp_path / "out")
+    pairs = PairShards(tmp_path / "out")
     assert len(pairs) == 2
     assert pairs[0].inlier[pairs[0].matches.mutual].float().mean() > 0.7
 
@@ -192,7 +192,7 @@ def test_shards_stay_below_their_limit(scenes, tmp_path):
     small = BuildSettings(max_keypoints=400, least_consistent=15, least_parallax=0.5, shard_mib=0.001)
     index = build_pairs(scenes, tmp_path / "out", small, progress=False)
     assert len(index["shards"]) == 2
-    assert len(read_pairs(tmp_path / "out")) == index["pairs"]
+    assert len(PairShards(tmp_path / "out")) == index["pairs"]
 
 
 def test_a_scene_without_overlap_has_no_pairs(tmp_path):
@@ -201,7 +201,7 @@ def test_a_scene_without_overlap_has_no_pairs(tmp_path):
     (b / "images" / "000.png").write_bytes((a / "images" / "000.png").read_bytes())
     index = build_pairs(b, tmp_path / "out", SETTINGS, progress=False)
     assert index["pairs"] == 0
-    assert len(read_pairs(tmp_path / "out")) == 0
+    assert len(PairShards(tmp_path / "out")) == 0
 
 
 def test_difficulty_is_spread():
@@ -233,19 +233,19 @@ def test_wrong_sources_and_settings(tmp_path):
 
 def test_wrong_shards(tmp_path):
     with pytest.raises(InputError, match="no training pairs here"):
-        read_pairs(tmp_path)
+        PairShards(tmp_path)
     (tmp_path / INDEX).write_text("{")
     with pytest.raises(InputError, match="not JSON"):
-        read_pairs(tmp_path)
+        PairShards(tmp_path)
     (tmp_path / INDEX).write_text('{"format": "else"}')
     with pytest.raises(InputError, match="expected format"):
-        read_pairs(tmp_path)
+        PairShards(tmp_path)
     (tmp_path / INDEX).write_text(
         json.dumps({"format": "ananet-pairs", "version": 1, "shards": ["x.safetensors"], "scenes": []})
     )
     (tmp_path / "x.safetensors").write_bytes(b"no")
     with pytest.raises(InputError, match="not a shard"):
-        read_pairs(tmp_path)
+        PairShards(tmp_path)
 
 
 def test_shards_read_without_opencv(pairs, scenes, tmp_path):
@@ -254,10 +254,10 @@ def test_shards_read_without_opencv(pairs, scenes, tmp_path):
     code = (
         "import sys\n"
         "for name in ('cv2', 'h5py', 'tqdm', 'matplotlib', 'poselib', 'pycolmap'): sys.modules[name] = None\n"
-        "from ananet.datasets.shards import read_pairs\n"
+        "from ananet.datasets.formats.shards import PairShards\n"
         "from ananet.datasets.batches import BatchSettings, PairBatches\n"
         "import ananet.networks, ananet.datasets.synthetic\n"
-        f"print(PairBatches(read_pairs({str(tmp_path / 'out')!r}), BatchSettings(2, 100))[0].matches.shape)\n"
+        f"print(PairBatches(PairShards({str(tmp_path / 'out')!r}), BatchSettings(2, 100))[0].matches.shape)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}, check=False)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ import torch
 from ananet import geometry
 from ananet.datasets import sfm
 from ananet.datasets.base import PosedScene
-from ananet.datasets.colmap import read_posed_scene
+from ananet.datasets.formats.colmap import read_posed_scene
 from ananet.datasets.sfm import reconstruct
 from ananet.errors import InputError, MissingExtraError
 

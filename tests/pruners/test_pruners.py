@@ -250,12 +250,12 @@ def test_options_come_with_the_name(problem, weights):
     strict = ananet.load("ratio@threshold=0.5")
     assert strict.name == ananet.load("ratio", threshold=0.5).name == "ratio@threshold=0.5"
     assert np.array_equal(strict(m).mask, ananet.load("ratio", threshold=0.5)(m).mask)
-    chain = ananet.load(f"mutual+{weights / 'plain.safetensors'}@rival_odds=inf")
-    assert chain.name == "mutual+plain@rival_odds=inf"
+    chain = ananet.load(f"mutual+{weights / 'plain.safetensors'}@conflict_odds=inf")
+    assert chain.name == "mutual+plain@conflict_odds=inf"
     for wrong, message in [
         ("ratio@threshold", "expected an option as name=number after '@', got 'threshold'"),
         ("ratio@threshold=high", "got 'threshold=high'"),
-        ("all@rival_odds=1", "expected none, got rival_odds"),
+        ("all@conflict_odds=1", "expected none, got conflict_odds"),
         ("ratio@colour=1", "options of the pruner 'ratio@colour=1': expected some of threshold, got colour"),
         ("nonsense@threshold=1", "expected one of .*, got 'nonsense'"),
     ]:
@@ -264,7 +264,9 @@ def test_options_come_with_the_name(problem, weights):
 
 
 def test_an_option_that_weights_do_not_have(weights):
-    with pytest.raises(InputError, match="options of the pruner .*expected some of threshold, rival_odds, got colour"):
+    with pytest.raises(
+        InputError, match="options of the pruner .*expected some of threshold, conflict_odds, got colour"
+    ):
         ananet.load(weights / "plain.safetensors", colour=1)
 
 

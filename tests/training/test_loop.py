@@ -14,12 +14,12 @@ from ananet import InputError
 from ananet.cli import main
 from ananet.datasets.batches import BatchSettings, PairBatches
 from ananet.datasets.build import BuildSettings, build_pairs
-from ananet.datasets.shards import read_pairs
+from ananet.datasets.formats.shards import PairShards
 from ananet.networks import ANANet, ANANetSettings, load_network
 from ananet.training import loop
+from ananet.training.calibration import fit_probabilities, score
 from ananet.training.loop import BEST, LAST, LOG, WEIGHTS, train
 from ananet.training.settings import TrainSettings
-from ananet.training.validation import fit_probabilities, score
 from tests.datasets.scenes import write_scene
 
 ROOT = Path(__file__).parents[2]
@@ -159,12 +159,12 @@ def test_side_input_is_withheld_in_every_way():
 
 
 def test_batches_made_at_once_are_full_or_say_so(settings):
-    source = loop.BatchSource(settings, read_pairs(settings.pairs), torch.device("cpu"), 0, 1)
+    source = loop.BatchSource(settings, PairShards(settings.pairs), torch.device("cpu"), 0, 1)
     batch, full = source.draw(0)
     assert len(batch.matches) == 4 and full == bool(batch.mask.all())
-    source = loop.BatchSource(settings, read_pairs(settings.pairs), torch.device("cpu"), 0, 1)
+    source = loop.BatchSource(settings, PairShards(settings.pairs), torch.device("cpu"), 0, 1)
     source.steps_at_once = 3
-    source.real = PairBatches(read_pairs(settings.pairs), replace(settings.batches, batch_size=6), 0)
+    source.real = PairBatches(PairShards(settings.pairs), replace(settings.batches, batch_size=6), 0)
     assert [len(source.draw(step)[0].matches) for step in range(4)] == [4] * 4
 
 

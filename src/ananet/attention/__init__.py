@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ananet.attention import reference
 from ananet.attention.cubic import column_energy, estimated_column_energy
-from ananet.attention.operator import attend_and_sum_columns, attend_and_sum_columns_plainly
+from ananet.attention.custom_op import attend_and_sum_columns, attend_and_sum_columns_plainly
 from ananet.attention.reference import FORMS, Form
 from ananet.errors import InputError, MissingExtraError
 

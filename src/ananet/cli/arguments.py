@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ananet.checks import check_positive
+from ananet.defaults import DETECTOR, MAX_KEYPOINTS
 from ananet.errors import InputError
 
 
@@ -17,7 +19,7 @@ def add_pruner(parser: argparse.ArgumentParser) -> None:
         help="a name from 'ananet list' or a .safetensors file; NAME@option=value sets an option, A+B runs B on what A "
         "keeps",
     )
-    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda (default: auto)")
+    add_device(parser)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -40,29 +42,74 @@ def numbers(name: str, text: str, kind: type[int] | type[float], expected: str) 
     return found
 
 
-def camera_matrix(name: str, text: str) -> np.ndarray:
+def read_camera(name: str, text: str) -> np.ndarray:
     """A camera matrix from `fx,fy,cx,cy`, or from a text file that holds these four or all nine numbers."""
+    from ananet.cameras import camera_matrix
+
     source = Path(text)
     if text and source.is_file():
         try:
-            text = source.read_text()
+            text = source.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise InputError(f"{name}: expected a text file with 4 or 9 numbers, got {source}") from None
     try:
-        numbers = [float(number) for number in text.replace(",", " ").split()]
+        found = [float(number) for number in text.replace(",", " ").split()]
     except ValueError:
-        numbers = []
-    if len(numbers) == 9:
-        return np.array(numbers).reshape(3, 3)
-    if len(numbers) == 4:
-        fx, fy, cx, cy = numbers
-        return np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
+        found = []
+    if len(found) == 9:
+        return np.array(found).reshape(3, 3)
+    if len(found) == 4:
+        return camera_matrix(*found)
     given = str(source) if source.is_file() else repr(text)
     raise InputError(f"{name}: expected fx,fy,cx,cy or a text file with 4 or 9 numbers, got {given}")
 
 
-def centred_camera(focal: float, size: tuple[int, int]) -> np.ndarray:
-    """The camera matrix of a lens that looks through the middle of the image."""
-    if not focal > 0:
-        raise InputError(f"--focal: expected a positive number of pixels, got {focal:g}")
-    return np.array([[focal, 0, (size[0] - 1) / 2], [0, focal, (size[1] - 1) / 2], [0, 0, 1]])
+def add_cameras(parser: argparse.ArgumentParser, title: str, description: str) -> Any:
+    """Options for the cameras of two photos; returns their group."""
+    group = parser.add_argument_group(title, description)
+    group.add_argument("--k0", metavar="K", help="camera matrix of the first photo: fx,fy,cx,cy or a text file")
+    group.add_argument("--k1", metavar="K", help="camera matrix of the second photo (default: that of the first)")
+    group.add_argument("--focal", type=float, help="focal length of both in pixels, instead of --k0 and --k1")
+    return group
+
+
+def check_cameras(arguments: argparse.Namespace) -> None:
+    """Raises where the options for cameras contradict each other: before the work starts."""
+    if arguments.focal is not None:
+        if arguments.k0 is not None or arguments.k1 is not None:
+            raise InputError("--focal: expected either --focal or --k0 and --k1, got both")
+        check_positive("--focal", arguments.focal, " of pixels")
+    if arguments.k1 is not None and arguments.k0 is None:
+        raise InputError("--k1: expected together with --k0, got it alone")
+
+
+def read_cameras(
+    arguments: argparse.Namespace, image0: np.ndarray, image1: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    """Camera matrices of two photos, or none."""
+    from ananet.cameras import centred_camera
+
+    if arguments.focal is not None:
+        sizes = ((image.shape[1], image.shape[0]) for image in (image0, image1))
+        first, second = (centred_camera(arguments.focal, size) for size in sizes)
+        return first, second
+    if arguments.k0 is None:
+        return None, None
+    K0 = read_camera("--k0", arguments.k0)
+    return K0, K0 if arguments.k1 is None else read_camera("--k1", arguments.k1)
+
+
+def add_detector(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--detector",
+        default=DETECTOR,
+        metavar="NAME",
+        help=f"of keypoints: sift, orb; NAME@option=value sets an option (default: {DETECTOR})",
+    )
+    parser.add_argument(
+        "--max-keypoints", type=int, default=MAX_KEYPOINTS, metavar="N", help=f"in a photo (default: {MAX_KEYPOINTS})"
+    )
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda (default: auto)")

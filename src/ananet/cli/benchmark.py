@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pruner",
         default="all,mutual,ratio,gms,lpm,ransac,magsac,ananet",
         metavar="A,B,...",
-        help="names and .safetensors files; ananet is the bundled network, else untrained (default: all there are)",
+        help="names and .safetensors files (default: one of each kind)",
     )
     parser.add_argument(
         "--networks-only", action="store_true", help="measure networks alone: needs torch, numpy and safetensors only"
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=4000, help="of each measurement, at most (default: 4000)")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each measurement, at most (default: 10)")
     parser.add_argument("--photos", nargs=2, type=Path, metavar=("A", "B"), help="for SIFT + NN (default: texture)")
-    parser.add_argument("--threads", type=int, help="of torch on the CPU (default: one a core)")
+    parser.add_argument("--threads", type=int, help="of torch on the CPU (default: one per core)")
     parser.add_argument(
         "--plain",
         action="store_true",
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(arguments.threads)
     if arguments.dtype != "float32" and not arguments.plain:
         raise InputError("--dtype: expected together with --plain; the fast way chooses its own precision")
-    road = speed.Road(device, arguments.plain, getattr(torch, arguments.dtype))
+    execution = speed.Execution(device, arguments.plain, getattr(torch, arguments.dtype))
     whole_numbers = partial(numbers, kind=int, expected="whole numbers of at least 1 such as 2048,4096")
     lengths, batches = whole_numbers("--lengths", arguments.lengths), whole_numbers("--batch", arguments.batch)
     whole_numbers("--matches", str(arguments.matches))
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             print(f"measuring {what}", file=sys.stderr, flush=True)
 
-    machine = speed.describe(road)
+    machine = speed.describe(execution)
     result: dict[str, Any] = {"machine": machine, "matches": arguments.matches}
     parts = [f"{machine}; fresh random input for every run"]
 
@@ -81,17 +81,17 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.networks_only:
         log("SIFT + NN")
         reference = speed.measure_reference(tuple(arguments.photos) if arguments.photos else None, effort)
-        pruners = speed.measure_pruners(arguments.pruner.split(","), arguments.matches, effort, road, log)
+        pruners = speed.measure_pruners(arguments.pruner.split(","), arguments.matches, effort, execution, log)
         result["pruners"] = {name: asdict(timing) for name, timing in {**pruners, "Ref.": reference}.items()}
         what = "two photos given" if arguments.photos else "texture of 1024 x 768"
         title = f"Table 2: inference time (ms), N = {arguments.matches}. Ref.: SIFT and NN, 2000 keypoints, {what}, CPU"
         add(title, speed.table_2(pruners, reference))
-    forms = speed.measure_forms(lengths, effort, road, log)
-    result["forms"] = speed.as_json(forms)
+    forms = speed.measure_forms(lengths, effort, execution, log)
+    result["forms"] = speed.timings_as_json(forms)
     add("Table 5, right: extra time (ms) of each form, beside the network without", speed.forms_table(forms))
     add("Whole network, batch 1", speed.details_table(forms))
     log("throughput")
-    result["throughput"] = speed.measure_throughput(batches, arguments.matches, effort, road)
+    result["throughput"] = speed.measure_throughput(batches, arguments.matches, effort, execution)
     add("Throughput, linear form", result["throughput"])
     log("done\n")
     if arguments.json:

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from ananet.cli.arguments import add_json, numbers, print_json
+from ananet.cli.arguments import add_detector, add_json, numbers, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,11 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     build = actions.add_parser("build", help="training pairs from posed photos")
     build.add_argument(
-        "scenes", type=Path, help="a scene (images/ beside sparse/, a COLMAP model), or a folder of scenes"
+        "source",
+        type=Path,
+        help="photos with known cameras: a scene (images/ beside sparse/, a COLMAP model), a folder "
+        "of scenes, or any other form that 'ananet evaluate' knows",
     )
     build.add_argument("out", type=Path, help="folder for the shards; an interrupted build goes on there")
-    build.add_argument("--features", choices=("sift", "orb"), default="sift", help="(default: sift)")
-    build.add_argument("--max-keypoints", type=int, default=2000, metavar="N", help="in a photo (default: 2000)")
+    add_detector(build)
     build.add_argument(
         "--pairs-per-scene", type=int, default=1000, metavar="N", help="at most, at each of the scales (default: 1000)"
     )
@@ -27,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scales", default="1", metavar="A,B,...", help="sizes at which every photo is used, as 1,0.6 (default: 1)"
     )
     build.add_argument("--seed", type=int, default=0)
-    build.add_argument("--workers", type=int, help="threads (default: one a core)")
+    build.add_argument("--workers", type=int, help="threads (default: one per core)")
     add_json(build)
 
     sfm = actions.add_parser("sfm", help="poses for photos that have none, by structure from motion")
@@ -50,7 +52,7 @@ def run_build(arguments: argparse.Namespace) -> int:
     from ananet.datasets.build import BuildSettings, build_pairs
 
     settings = BuildSettings(
-        detector=arguments.features,
+        detector=arguments.detector,
         max_keypoints=arguments.max_keypoints,
         pairs_per_scene=arguments.pairs_per_scene,
         scales=tuple(numbers("--scales", arguments.scales, float, "positive numbers such as 1,0.6")),
@@ -58,7 +60,7 @@ def run_build(arguments: argparse.Namespace) -> int:
     )
     start = time.perf_counter()
     index = build_pairs(
-        arguments.scenes,
+        arguments.source,
         arguments.out,
         settings,
         workers=arguments.workers,
@@ -111,22 +113,22 @@ def run_sfm(arguments: argparse.Namespace) -> int:
 def run_inspect(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from ananet.datasets.inspect import as_json, draw_pair_set, facts_of, scene_table
-    from ananet.datasets.shards import read_pairs
+    from ananet.datasets.formats.shards import PairShards
+    from ananet.datasets.inspection import draw_pair_set, facts_as_json, facts_by_scene, facts_of
     from ananet.drawing import save_picture
     from ananet.errors import InputError
     from ananet.tables import format_table
 
-    pairs = read_pairs(arguments.pairs)
+    pairs = PairShards(arguments.pairs)
     if len(pairs) == 0:
         raise InputError(f"{arguments.pairs}: there are no pairs to look at")
     scene_of = pairs.pair_scene.tolist()
     bar = tqdm(range(len(pairs)), desc="pairs", unit="pair", disable=not sys.stderr.isatty(), leave=False)
     facts = [facts_of(pairs[number], scene_of[number]) for number in bar]
-    rows = scene_table(pairs, facts)
+    rows = facts_by_scene(pairs, facts)
     save_picture(arguments.output, draw_pair_set(pairs, facts, arguments.seed))
     if arguments.json:
-        print_json({**as_json(rows, facts), "picture": str(arguments.output)})
+        print_json({**facts_as_json(rows, facts), "picture": str(arguments.output)})
         return 0
     print(format_table(rows))
     print(f"\n{len(pairs)} pairs. Picture: {arguments.output} (distinctive matches, green labelled right, red wrong)")

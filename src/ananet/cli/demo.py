@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ananet.cli.arguments import add_json, add_pruner, print_json
+from ananet.defaults import ESTIMATOR
 from ananet.errors import MissingExtraError
 
 # Calibration of the pair as scikit-image documents it, in pixels. Poses have no scale, so the baseline is left out.
@@ -19,13 +20,13 @@ FOCAL, CENTRE_X, CENTRE_Y, CENTRE_SHIFT = 994.978, 311.193, 254.877, 31.086
 # How the right camera is turned: pitch, yaw and roll in degrees. The zoom leaves no empty corners.
 TURN = (4.0, -6.0, 15.0)
 ZOOM = 1.45
-ESTIMATOR, RUNS = "ransac", 21
+RUNS = 21
 # A match is right if it ends within this many pixels of where the measured disparity says.
 CORRECT_WITHIN = 3.0
 
 
 @dataclass(frozen=True, eq=False)
-class PosedPair:
+class MeasuredPair:
     """Two photos, their cameras, the motion between them, and what says where each match should end."""
 
     image0: np.ndarray
@@ -47,17 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ananet.drawing import draw_matches, save_picture, stack
-    from ananet.features import detect, match
-    from ananet.files import check_output
+    from ananet.drawing import check_picture, draw_matches, save_picture, stack
+    from ananet.pipeline import match_photos
     from ananet.pruners import load
     from ananet.tables import format_table
 
-    check_output(arguments.output)
+    check_picture(arguments.output)
     pruner = load(arguments.pruner, device=arguments.device)
     pair = motorcycle()
-    matches = match(detect(pair.image0), detect(pair.image1), K0=pair.K0, K1=pair.K1)
-    kept = pruner(matches)
+    found = match_photos(pair.image0, pair.image1, pruner=pruner, K0=pair.K0, K1=pair.K1)
+    matches, kept = found.matches, found.kept
     points0, points1 = matches.numpy_points()
     error = match_errors(pair, points0, points1)
     everything = np.ones(len(matches), bool)
@@ -90,25 +90,27 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def motorcycle() -> PosedPair:
+def motorcycle() -> MeasuredPair:
     import cv2
+
+    from ananet.cameras import camera_matrix, centred_camera
 
     try:
         from skimage.data import stereo_motorcycle
     except ImportError:
         raise MissingExtraError("scikit-image", "demo") from None
     left, right, disparity = stereo_motorcycle()
-    K0 = np.array([[FOCAL, 0, CENTRE_X], [0, FOCAL, CENTRE_Y], [0, 0, 1]])
-    K_right = K0 + np.array([[0, 0, CENTRE_SHIFT], [0, 0, 0], [0, 0, 0]])
+    K0 = camera_matrix(FOCAL, FOCAL, CENTRE_X, CENTRE_Y)
+    K_right = camera_matrix(FOCAL, FOCAL, CENTRE_X + CENTRE_SHIFT, CENTRE_Y)
     R = rotation(*TURN)
     height, width = left.shape[:2]
-    K1 = np.array([[ZOOM * FOCAL, 0, (width - 1) / 2], [0, ZOOM * FOCAL, (height - 1) / 2], [0, 0, 1]])
+    K1 = centred_camera(ZOOM * FOCAL, (width, height))
     # Shift the lens so that the turned camera has the same thing in its middle as the right one had.
     middle = K1 @ R @ np.linalg.inv(K_right) @ [(width - 1) / 2, (height - 1) / 2, 1]
     K1[:2, 2] += K1[:2, 2] - middle[:2] / middle[2]
     H = K1 @ R @ np.linalg.inv(K_right)
     turned = cv2.warpPerspective(right, H, (width, height), flags=cv2.INTER_CUBIC)
-    return PosedPair(
+    return MeasuredPair(
         image0=np.ascontiguousarray(left[..., ::-1]),
         image1=np.ascontiguousarray(turned[..., ::-1]),
         K0=K0,
@@ -130,7 +132,7 @@ def rotation(pitch: float, yaw: float, roll: float) -> np.ndarray:
     return R
 
 
-def match_errors(pair: PosedPair, points0: np.ndarray, points1: np.ndarray) -> np.ndarray:
+def match_errors(pair: MeasuredPair, points0: np.ndarray, points1: np.ndarray) -> np.ndarray:
     """[N] distance in pixels to the true place; NaN where the truth was not measured."""
     height, width = pair.disparity.shape
     column = points0[:, 0].round().astype(int).clip(0, width - 1)
@@ -140,18 +142,19 @@ def match_errors(pair: PosedPair, points0: np.ndarray, points1: np.ndarray) -> n
     return np.linalg.norm(points1 - target[:, :2] / target[:, 2:], axis=1)
 
 
-def quality(pair: PosedPair, matches: Any, mask: np.ndarray, error: np.ndarray) -> dict[str, Any]:
+def quality(pair: MeasuredPair, matches: Any, mask: np.ndarray, error: np.ndarray) -> dict[str, Any]:
     import torch
 
+    from ananet.estimators import load_estimator
     from ananet.geometry import rotation_error, translation_error
-    from ananet.pose import estimate_pose
 
     correct = error < CORRECT_WITHIN
     hits = int((mask & correct).sum())
     precision, recall = hits / max((mask & ~np.isnan(error)).sum(), 1), hits / max(correct.sum(), 1)
     # A single RANSAC run is a matter of luck, and the order of the matches decides it.
     rng = np.random.default_rng(0)
-    poses = [estimate_pose(matches[rng.permutation(np.flatnonzero(mask))], ESTIMATOR) for _ in range(RUNS)]
+    estimator = load_estimator(ESTIMATOR)
+    poses = [estimator.pose(matches[rng.permutation(np.flatnonzero(mask))]) for _ in range(RUNS)]
     R, t = torch.from_numpy(pair.R), torch.from_numpy(pair.t)
     rotations = [rotation_error(torch.from_numpy(pose.R), R).item() for pose in poses if pose is not None]
     translations = [translation_error(torch.from_numpy(pose.t), t).item() for pose in poses if pose is not None]

@@ -5,9 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ananet.cli.arguments import add_json, print_json
+from ananet.checks import check_whole_number
+from ananet.cli.arguments import add_detector, add_device, add_json, print_json
+from ananet.defaults import ESTIMATOR
 from ananet.errors import InputError
+
+if TYPE_CHECKING:
+    from ananet.evaluation.pairs import MatchSettings
+    from ananet.evaluation.runner import Evaluation
+    from ananet.evaluation.scoring import PoseSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,14 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="SOURCE",
         type=Path,
-        help="a scene (images/ beside sparse/, and pairs.txt) or a folder of scenes, training shards, an OANet dump, "
+        help="a scene (images/ beside sparse/, and pairs.txt) or a folder of scenes, training pairs, an OANet dump, "
         "MULTI cases, a pair list, or a folder with views.txt",
     )
     parser.add_argument(
-        "--pruner", required=True, metavar="A,B,...", help="names or .safetensors files, as in 'ananet match'"
+        "--pruner",
+        required=True,
+        metavar="A,B,...",
+        help="names or .safetensors files, as in 'ananet match'; name=FILE gives a file a name of its own",
     )
     parser.add_argument(
-        "--estimator", default="ransac", metavar="A,B,...", help="ransac, magsac, poselib (default: ransac)"
+        "--estimator",
+        default=ESTIMATOR,
+        metavar="A,B,...",
+        help=f"ransac, magsac, poselib; NAME@option=value sets an option (default: {ESTIMATOR})",
     )
     parser.add_argument(
         "--protocol",
@@ -40,8 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats", type=int, default=1, metavar="N", help="estimate every pose so often, print means (default: 1)"
     )
     parser.add_argument("--longest-side", type=int, metavar="PX", help="of the photos, in place of the protocol's")
-    parser.add_argument("--features", choices=("sift", "orb"), default="sift", help="for photos (default: sift)")
-    parser.add_argument("--max-keypoints", type=int, default=2000, metavar="N", help="in a photo (default: 2000)")
+    add_detector(parser)
     parser.add_argument("--images", type=Path, metavar="DIR", help="photos of a pair list (default: beside it)")
     parser.add_argument("--limit", type=int, metavar="N", help="at most so many pairs of a source, evenly spread")
     parser.add_argument(
@@ -66,77 +79,110 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="add the ratio of inliers among neighbours in feature space, block by block (Fig. 7)",
     )
     parser.add_argument("--style", choices=("text", "markdown"), default="text", help="of tables (default: text)")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a core)")
-    parser.add_argument("--device", default="auto", help="of learned pruners: auto, cpu, cuda (default: auto)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
+    add_device(parser)
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dataclasses import replace
+    _check(arguments)
 
-    from ananet.drawing import import_matplotlib, save_picture
     from ananet.evaluation import reports
-    from ananet.evaluation.evaluate import evaluate, write_scores
-    from ananet.evaluation.scoring import PROTOCOLS
-    from ananet.evaluation.sources import MatchSettings, open_source
+    from ananet.evaluation.runner import write_scores
 
-    if arguments.workers is not None and arguments.workers < 1:
-        raise InputError(f"--workers: expected at least 1, got {arguments.workers}")
-    if len({source.resolve().stem for source in arguments.sources}) < len(arguments.sources):
-        raise InputError("SOURCE: expected sources of different names, got one twice")
-    if arguments.scores is not None and not arguments.scores.parent.is_dir():
-        raise InputError(f"--scores: the folder {arguments.scores.parent} does not exist")
-    protocol = PROTOCOLS[arguments.protocol]
-    pose_settings = replace(protocol.pose, estimators=tuple(arguments.estimator.split(",")), repeats=arguments.repeats)
-    for name in ("threshold", "confidence"):
-        if getattr(arguments, name) is not None:
-            pose_settings = replace(pose_settings, **{name: getattr(arguments, name)})
-    match_settings = MatchSettings(
-        arguments.features,
-        arguments.max_keypoints,
-        arguments.longest_side if arguments.longest_side is not None else protocol.longest_side,
-        arguments.limit,
-        arguments.outlier_share,
-    )
+    match_settings, pose_settings = _settings(arguments)
+    _check_sources(arguments, match_settings)
+    evaluations = [_evaluate(source, arguments, match_settings, pose_settings) for source in arguments.sources]
     if arguments.plots:
-        import_matplotlib()
-        arguments.plots.mkdir(parents=True, exist_ok=True)
-
-    for source in arguments.sources if arguments.table in reports.WITH_POSE else ():
-        if not open_source(source, match_settings, image_folder=arguments.images).has_poses:
-            raise InputError(f"--table: {arguments.table} needs poses, {source} has none; expected table 3")
-
-    several = len(arguments.sources) > 1
-    evaluations = []
-    for source in arguments.sources:
-        folder: Path | None = arguments.predictions
-        if folder is not None and several:
-            folder = folder / source.resolve().stem
-        evaluation = evaluate(
-            source,
-            arguments.pruner.split(","),
-            match_settings,
-            pose_settings,
-            image_folder=arguments.images,
-            prediction_folder=folder,
-            neighbours=arguments.neighbours,
-            device=arguments.device,
-            workers=arguments.workers,
-            progress=sys.stderr.isatty(),
-        )
-        evaluations.append(evaluation)
-        if arguments.plots:
-            from ananet.evaluation.plots import evaluation_plots
-
-            for name, picture in evaluation_plots(evaluation).items():
-                prefix = f"{evaluation.source}-" if several else ""
-                save_picture(arguments.plots / f"{prefix}{name}.png", picture)
+        _plot(arguments.plots, evaluations)
     if arguments.scores:
         write_scores(arguments.scores, evaluations)
     if arguments.json:
-        print_json(reports.as_json(evaluations, arguments.table))
+        print_json(reports.reports_as_json(evaluations, arguments.table))
     elif arguments.table:
         print(reports.paper_table(arguments.table, evaluations, arguments.style))
     else:
         print("\n\n".join(reports.report(e, arguments.style, arguments.by_scene) for e in evaluations))
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """What is wrong whatever the sources hold."""
+    if arguments.workers is not None:
+        check_whole_number("--workers", arguments.workers, 1)
+    if len({source.resolve().stem for source in arguments.sources}) < len(arguments.sources):
+        raise InputError("SOURCE: expected sources of different names, got one twice")
+    if arguments.scores is not None and not arguments.scores.parent.is_dir():
+        raise InputError(f"--scores: the folder {arguments.scores.parent} does not exist")
+
+
+def _settings(arguments: argparse.Namespace) -> tuple[MatchSettings, PoseSettings]:
+    """The protocol's settings with what the arguments change."""
+    from dataclasses import replace
+
+    from ananet.evaluation.pairs import MatchSettings
+    from ananet.evaluation.scoring import PROTOCOLS
+
+    protocol = PROTOCOLS[arguments.protocol]
+    changes = {name: getattr(arguments, name) for name in ("threshold", "confidence")}
+    pose_settings = replace(
+        protocol.pose,
+        estimators=tuple(arguments.estimator.split(",")),
+        repeats=arguments.repeats,
+        **{name: value for name, value in changes.items() if value is not None},
+    )
+    match_settings = MatchSettings(
+        arguments.detector,
+        arguments.max_keypoints,
+        arguments.longest_side if arguments.longest_side is not None else protocol.longest_side,
+        arguments.limit,
+        arguments.outlier_share,
+    )
+    return match_settings, pose_settings
+
+
+def _check_sources(arguments: argparse.Namespace, match_settings: MatchSettings) -> None:
+    """What is wrong with the sources, before the first of them takes its time."""
+    from ananet.datasets.sources import open_source
+    from ananet.drawing import import_matplotlib
+    from ananet.evaluation import reports
+
+    if arguments.plots:
+        import_matplotlib()
+        arguments.plots.mkdir(parents=True, exist_ok=True)
+    for path in arguments.sources:
+        source = open_source(path, image_folder=arguments.images)
+        if arguments.table in reports.WITH_POSE and not source.has_poses:
+            raise InputError(f"--table: {arguments.table} needs poses, {path} has none; expected table 3")
+
+
+def _evaluate(
+    source: Path, arguments: argparse.Namespace, match_settings: MatchSettings, pose_settings: PoseSettings
+) -> Evaluation:
+    from ananet.evaluation.runner import evaluate
+
+    folder: Path | None = arguments.predictions
+    if folder is not None and len(arguments.sources) > 1:
+        folder = folder / source.resolve().stem
+    return evaluate(
+        source,
+        arguments.pruner.split(","),
+        match_settings,
+        pose_settings,
+        image_folder=arguments.images,
+        prediction_folder=folder,
+        neighbours=arguments.neighbours,
+        device=arguments.device,
+        workers=arguments.workers,
+        progress=sys.stderr.isatty(),
+    )
+
+
+def _plot(folder: Path, evaluations: list[Evaluation]) -> None:
+    from ananet.drawing import save_picture
+    from ananet.evaluation.plots import evaluation_plots
+
+    for evaluation in evaluations:
+        prefix = f"{evaluation.source}-" if len(evaluations) > 1 else ""
+        for name, picture in evaluation_plots(evaluation).items():
+            save_picture(folder / f"{prefix}{name}.png", picture)

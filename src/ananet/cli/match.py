@@ -8,11 +8,20 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ananet.cli.arguments import add_json, add_pruner, camera_matrix, centred_camera, print_json
-from ananet.errors import InputError, check_probability
+from ananet.checks import check_positive, check_probability
+from ananet.cli.arguments import (
+    add_cameras,
+    add_detector,
+    add_json,
+    add_pruner,
+    check_cameras,
+    print_json,
+    read_cameras,
+)
+from ananet.defaults import ESTIMATOR, THRESHOLD_PIXELS
 
 if TYPE_CHECKING:
-    from ananet.pose import Pose
+    from ananet.pipeline import PhotoMatches
 
 NO_OVERLAP = 1
 
@@ -21,22 +30,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("image0", type=Path, help="first photo")
     parser.add_argument("image1", type=Path, help="second photo")
     parser.add_argument("-o", "--output", type=Path, default=Path("matches.png"), help="picture (default: matches.png)")
-    cameras = parser.add_argument_group(
+    add_cameras(
+        parser,
         "cameras, for a pose",
         "They belong to the photo as viewers show it: EXIF orientation is applied on reading.",
     )
-    cameras.add_argument("--k0", metavar="K", help="camera matrix of the first photo: fx,fy,cx,cy or a text file")
-    cameras.add_argument("--k1", metavar="K", help="camera matrix of the second photo (default: that of the first)")
-    cameras.add_argument("--focal", type=float, help="focal length of both in pixels, instead of --k0 and --k1")
-    parser.add_argument("--features", choices=("sift", "orb"), default="sift", help="(default: sift)")
-    parser.add_argument("--max-keypoints", type=int, default=2000, metavar="N", help="in each photo (default: 2000)")
+    add_detector(parser)
     parser.add_argument(
         "--estimator",
-        choices=("ransac", "magsac", "poselib"),
-        default="ransac",
-        help="of the pose; poselib is the most accurate and an extra (default: ransac)",
+        default=ESTIMATOR,
+        metavar="NAME",
+        help="of the pose: ransac, magsac, or poselib, which is the most accurate and an extra; NAME@option=value sets "
+        f"an option (default: {ESTIMATOR})",
     )
-    parser.add_argument("--threshold", type=float, default=1.0, metavar="PX", help="of the estimator (default: 1)")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        metavar="PX",
+        help=f"of the estimator (default: {THRESHOLD_PIXELS:g})",
+    )
     parser.add_argument(
         "--confidence",
         type=float,
@@ -48,94 +60,78 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ananet.drawing import draw_matches, save_picture
-    from ananet.features import detect, match, read_image
-    from ananet.files import check_output
-    from ananet.overlap import check_overlap
-    from ananet.pose import estimate_pose
-    from ananet.pruners import load
-    from ananet.stopwatch import Stopwatch
-
-    check_output(arguments.output, arguments.image0, arguments.image1)
-    if arguments.focal is not None and (arguments.k0 is not None or arguments.k1 is not None):
-        raise InputError("--focal: expected either --focal or --k0 and --k1, got both")
-    if arguments.k1 is not None and arguments.k0 is None:
-        raise InputError("--k1: expected together with --k0, got it alone")
-    if not 0 < arguments.threshold < math.inf:
-        raise InputError(f"--threshold: expected a positive number of pixels, got {arguments.threshold:g}")
+    check_cameras(arguments)
+    if arguments.threshold is not None:
+        check_positive("--threshold", arguments.threshold, " of pixels")
     if arguments.confidence is not None:
         check_probability("--confidence", arguments.confidence)
+
+    from ananet.drawing import check_picture, draw_matches, save_picture
+    from ananet.estimators import load_estimator
+    from ananet.features import load_detector
+    from ananet.images import read_image
+    from ananet.pipeline import match_photos
+    from ananet.pruners import load
+
+    check_picture(arguments.output, arguments.image0, arguments.image1)
+    given = {"threshold": arguments.threshold, "confidence": arguments.confidence}
+    estimator = load_estimator(arguments.estimator, **{k: v for k, v in given.items() if v is not None})
+    detector = load_detector(arguments.detector, device=arguments.device, max_keypoints=arguments.max_keypoints)
     pruner = load(arguments.pruner, device=arguments.device)
-    watch = Stopwatch()
     image0, image1 = read_image(arguments.image0), read_image(arguments.image1)
-    watch.lap("read")
-    features0, features1 = (detect(image, arguments.features, arguments.max_keypoints) for image in (image0, image1))
-    watch.lap("detect")
-    for path, features in ((arguments.image0, features0), (arguments.image1, features1)):
-        if len(features) == 0:
-            raise InputError(
-                f"{path}: no keypoints found in this image of {features.size[0]} x {features.size[1]} pixels"
-            )
-    K0 = K1 = None
-    if arguments.focal is not None:
-        K0, K1 = (centred_camera(arguments.focal, features.size) for features in (features0, features1))
-    elif arguments.k0 is not None:
-        K0 = camera_matrix("--k0", arguments.k0)
-        K1 = K0 if arguments.k1 is None else camera_matrix("--k1", arguments.k1)
-    matches = match(features0, features1, K0=K0, K1=K1)
-    watch.lap("match")
-    kept = pruner(matches)
-    watch.lap("prune")
-    overlap = check_overlap(matches, kept.mask)
-    watch.lap("verify")
-
-    pose: Pose | None = None
-    if overlap.found:
-        if K0 is not None:
-            pose = estimate_pose(
-                matches[kept.mask],
-                arguments.estimator,
-                threshold=arguments.threshold,
-                confidence=arguments.confidence,
-            )
-            watch.lap("pose")
-        caption = f"{pruner.name}: kept {kept.mask.sum()} of {len(matches)} {arguments.features.upper()} matches"
-        picture = draw_matches(image0, image1, *matches.numpy_points(), kept.mask, caption)
+    K0, K1 = read_cameras(arguments, image0, image1)
+    found = match_photos(
+        image0,
+        image1,
+        detector=detector,
+        pruner=pruner,
+        estimator=estimator,
+        K0=K0,
+        K1=K1,
+        names=(str(arguments.image0), str(arguments.image1)),
+    )
+    if found.overlap.found:
+        count = int(found.kept.mask.sum())
+        caption = f"{found.pruner}: kept {count} of {len(found.matches)} {found.detector.upper()} matches"
+        picture = draw_matches(image0, image1, *found.matches.numpy_points(), found.kept.mask, caption)
         save_picture(arguments.output, picture)
-        watch.lap("draw")
+    result = as_json(found, arguments.output, estimator.threshold)
+    if arguments.json:
+        print_json(result)
+    elif found.overlap.found:
+        _report(result, calibrated=K0 is not None)
+    if found.overlap.found:
+        return 0
+    print(
+        f"{arguments.image0} and {arguments.image1} do not seem to show the same scene: "
+        f"{found.overlap.consistent} of {found.overlap.tested} mutual matches agree on a common geometry, as many as "
+        "chance brings. No picture written.",
+        file=sys.stderr,
+    )
+    return NO_OVERLAP
 
-    result: dict[str, Any] = {
-        "pruner": pruner.name,
-        "keypoints": [len(features0), len(features1)],
-        "matches": len(matches),
-        "kept": int(kept.mask.sum()),
+
+def as_json(found: PhotoMatches, picture: Path, threshold: float) -> dict[str, Any]:
+    overlap, pose = found.overlap, found.pose
+    return {
+        "pruner": found.pruner,
+        "keypoints": [len(found.features0), len(found.features1)],
+        "matches": len(found.matches),
+        "kept": int(found.kept.mask.sum()),
         "overlap": overlap.found,
         "log10_false_alarms": overlap.log10_nfa if math.isfinite(overlap.log10_nfa) else None,
-        "pose": None,
-        "picture": str(arguments.output) if overlap.found else None,
-        "milliseconds": watch.milliseconds,
-    }
-    if pose is not None:
-        result["pose"] = {
+        "pose": None
+        if pose is None
+        else {
             "R": pose.R.tolist(),
             "t": pose.t.tolist(),
             "inliers": int(pose.inliers.sum()),
-            "estimator": arguments.estimator,
-            "threshold_pixels": arguments.threshold,
-        }
-    if arguments.json:
-        print_json(result)
-    elif overlap.found:
-        _report(result, calibrated=K0 is not None)
-    if not overlap.found:
-        print(
-            f"{arguments.image0} and {arguments.image1} do not seem to show the same scene: "
-            f"{overlap.consistent} of {overlap.tested} mutual matches agree on a common geometry, as many as chance "
-            f"brings. No picture written.",
-            file=sys.stderr,
-        )
-        return NO_OVERLAP
-    return 0
+            "estimator": found.estimator,
+            "threshold_pixels": threshold,
+        },
+        "picture": str(picture) if overlap.found else None,
+        "milliseconds": found.milliseconds,
+    }
 
 
 def _report(result: dict[str, Any], calibrated: bool) -> None:

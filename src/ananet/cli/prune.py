@@ -6,7 +6,9 @@ from pathlib import Path
 from ananet.cli.arguments import add_json, add_pruner, print_json
 
 REQUIRED = ("points0", "points1")
-OPTIONAL = ("K0", "K1", "size0", "size1", "ratio", "mutual", "scores")
+OPTIONAL = (
+    "K0", "K1", "size0", "size1", "ratio", "mutual", "scores", "sizes0", "sizes1", "angles0", "angles1", "indices",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,14 +1,16 @@
-"""`ananet train`: train ANA-Net, or fine-tune it on pairs of one's own."""
+"""`ananet train`: train a network, or fine-tune one on pairs of one's own."""
 
 import argparse
 from pathlib import Path
 
-from ananet.cli.arguments import add_json, print_json
+from ananet.cli.arguments import add_device, add_json, print_json
 from ananet.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("settings", type=Path, nargs="?", help="TOML file; the flags below override it")
+    parser.add_argument(
+        "settings", nargs="?", help="TOML file, or the name of a recipe that comes along; the flags below override it"
+    )
     parser.add_argument("-o", "--run", type=Path, default=Path("runs/ananet"), help="folder (default: runs/ananet)")
     parser.add_argument("--pairs", help="training pairs, from 'ananet data build'")
     parser.add_argument("--validation", help="validation pairs")
@@ -19,17 +21,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--until", type=int, metavar="STEP", help="stop early at this step; the same command goes on")
     parser.add_argument("--max-seconds", type=float, default=float("inf"), help="stop early after this time")
-    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda (default: auto)")
+    add_device(parser)
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from ananet.networks import load_network
+    from ananet.recipes import recipe_path
     from ananet.training.loop import WEIGHTS, train
     from ananet.training.settings import TrainSettings
     from ananet.weights import bundled, weight_file
 
-    settings = TrainSettings.from_toml(arguments.settings) if arguments.settings else TrainSettings()
+    settings = TrainSettings.from_toml(recipe_path(arguments.settings)) if arguments.settings else TrainSettings()
     names = ("pairs", "validation", "steps", "learning_rate", "synthetic_share", "seed")
     settings = settings.changed(**{name: getattr(arguments, name) for name in names})
     given = arguments.start_from

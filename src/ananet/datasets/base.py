@@ -1,8 +1,9 @@
-"""What every source of training and test data comes down to: posed scenes, or pairs with labels."""
+"""What all training and test data comes down to: photos with cameras, pairs with labels, batches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,14 @@ import torch
 from torch import Tensor
 
 from ananet import geometry
+from ananet.cameras import rotate_axes
 from ananet.correspondences import Correspondences
+from ananet.defaults import INLIER_DISTANCE
+from ananet.estimators.base import Pose
+from ananet.metrics import PoseError
 
-# The paper's label: squared symmetric epipolar distance on calibrated points.
-INLIER_DISTANCE = 1e-4
+# Without a baseline there is no epipolar geometry to label matches by; OANet drops such pairs too.
+LEAST_BASELINE = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +39,47 @@ class PosedImage:
 
 
 @dataclass(frozen=True, eq=False)
+class PosedPair:
+    """Two photos with known cameras; poses are relative to any common frame."""
+
+    image0: PosedImage
+    image1: PosedImage
+    name: str = ""
+    rotations: tuple[int, int] = (0, 0)
+    """Quarter turns counter-clockwise that bring the photos upright. Cameras and poses belong to the photos as they
+    are stored; `relative_pose` and `photo_features` turn them along."""
+
+    def relative_pose(self) -> tuple[Tensor, Tensor]:
+        """R [3 x 3] and t [3] from the first camera to the second, with the photos upright; t has any length."""
+        poses = [
+            torch.from_numpy(np.asarray(array, np.float64))
+            for image, turns in zip((self.image0, self.image1), self.rotations, strict=True)
+            for array in (rotate_axes(turns) @ image.R, rotate_axes(turns) @ image.t)
+        ]
+        return geometry.relative_pose(*poses)
+
+    @property
+    def has_baseline(self) -> bool:
+        """Whether there is an epipolar geometry to label matches by."""
+        return bool(self.relative_pose()[1].norm() > LEAST_BASELINE)
+
+
+@dataclass(frozen=True, eq=False)
 class PosedScene:
     """Photos of one place, and which pairs of them count."""
 
     name: str
     images: dict[str, PosedImage]
     """By name."""
-    pairs: list[tuple[str, str]] | None = None
-    """Names of the pairs a protocol prescribes; None where any two may be paired."""
+    pairs: list[PosedPair] | None = None
+    """The pairs a protocol prescribes; None where any two photos may be paired."""
+
+    def all_pairs(self) -> list[PosedPair]:
+        """The prescribed pairs, or any two photos."""
+        if self.pairs is not None:
+            return self.pairs
+        names = itertools.combinations(sorted(self.images), 2)
+        return [PosedPair(self.images[a], self.images[b], f"{a}-{b}") for a, b in names]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +97,7 @@ class LabelledPair:
     t: Tensor | None = None
     """[3] true direction of translation, of length 1."""
     scene: str = ""
-    paths: tuple[Path, Path] | None = field(default=None)
+    paths: tuple[Path, Path] | None = None
     """The two photos, where there are any."""
 
     @classmethod
@@ -81,6 +119,16 @@ class LabelledPair:
         ).to(torch.float32)
         return cls(name, matches, distance < INLIER_DISTANCE, distance, R, t, scene, paths)
 
+    def pose_error(self, pose: Pose | None) -> PoseError:
+        """How far an estimate is from the true pose."""
+        assert self.R is not None and self.t is not None
+        if pose is None:
+            return PoseError.of_failure()
+        return PoseError(
+            geometry.rotation_error(torch.from_numpy(pose.R), self.R.double()).item(),
+            geometry.translation_error(torch.from_numpy(pose.t), self.t.double()).item(),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -89,13 +137,17 @@ class Batch:
     matches: Tensor
     """[B x N x 4] normalised points (x0, y0, x1, y1)."""
     inlier: Tensor
-    """[B x N] bool: the label, `distance` below 1e-4."""
+    """[B x N] bool: the label, `distance` below a limit."""
     distance: Tensor
     """[B x N] squared symmetric epipolar distance, calibrated."""
     ratio: Tensor
     """[B x N] in [0, 1]."""
     mutual: Tensor
     """[B x N] bool."""
+    sizes: Tensor
+    """[B x N x 2] keypoint sizes, normalised as the points are; NaN where not known."""
+    angles: Tensor
+    """[B x N x 2] keypoint orientations in radians; NaN where not known."""
     mask: Tensor
     """[B x N] bool: which matches exist."""
     R: Tensor

@@ -1,4 +1,4 @@
-"""Posed photos to training pairs: features once an image, pairs by evidence of overlap, shards at the end.
+"""Posed photos to training pairs: features once per image, pairs by evidence of overlap, shards at the end.
 
 A scene that is finished is kept aside in OUT/.scenes until all are, so that a run that was killed goes on where it
 stopped. The shards and the index appear under their final names only when they are complete.
@@ -7,12 +7,11 @@ stopped. The shards and the index appear under their final names only when they 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,20 +22,23 @@ import torch
 from tqdm import tqdm
 
 from ananet import geometry
-from ananet.datasets.base import INLIER_DISTANCE, PosedImage, PosedScene
-from ananet.datasets.colmap import read_posed_scene, undistort_points
-from ananet.datasets.photos import read_posed_image, resize
-from ananet.datasets.shards import (
+from ananet.checks import Settings, check_positive, check_whole_number
+from ananet.datasets.base import PosedImage, PosedPair, PosedScene
+from ananet.datasets.formats.shards import (
     MOST_KEYPOINTS,
-    PairTable,
-    join,
+    nbytes,
     read_index,
     read_table,
     write_index,
     write_table,
 )
+from ananet.datasets.photos import PhotoFeatures, photo_features
+from ananet.datasets.sources import open_posed_photos
+from ananet.datasets.tables import PairTable, join, table_from_arrays
+from ananet.defaults import DETECTOR, INLIER_DISTANCE, MAX_KEYPOINTS
 from ananet.errors import InputError
-from ananet.features import DETECTORS, Features, NearestNeighbours, detect, nearest_neighbours
+from ananet.features import Detector, NearestNeighbours, load_detector, nearest_neighbours
+from ananet.files import only_process, read_json, write_json
 
 STAGING = ".scenes"
 # Evidence of overlap must be better than the paper's loose label: about 3 px at common focal lengths.
@@ -46,11 +48,12 @@ GLANCE = 0.25
 
 
 @dataclass(frozen=True)
-class BuildSettings:
+class BuildSettings(Settings):
     """What decides which pairs are made. The same settings and photos give the same pairs."""
 
-    detector: str = "sift"
-    max_keypoints: int = 2000
+    detector: str = DETECTOR
+    """A name, perhaps with options."""
+    max_keypoints: int = MAX_KEYPOINTS
     scales: tuple[float, ...] = (1.0,)
     """Sizes, as parts of a photo's own, at which it is used: other keypoints are found at each, and other pairs chosen.
     Points are stored in the pixels of the photo as it is."""
@@ -65,34 +68,18 @@ class BuildSettings:
     shard_mib: float = 56.0
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.detector not in DETECTORS:
-            raise InputError(f"detector: expected one of {', '.join(DETECTORS)}, got {self.detector!r}")
-        if not 8 <= self.max_keypoints < MOST_KEYPOINTS:
-            raise InputError(f"max_keypoints: expected 8 to {MOST_KEYPOINTS - 1}, got {self.max_keypoints}")
+    def check(self) -> None:
+        check_whole_number("max_keypoints", self.max_keypoints, 8, MOST_KEYPOINTS - 1)
+        self.load_detector()
         different = len(set(self.scales)) == len(self.scales) > 0
         if not different or not all(0 < scale < float("inf") for scale in self.scales):
             raise InputError(f"scales: expected different positive numbers, got {self.scales}")
         for name in ("pairs_per_scene", "candidates_per_scene", "least_consistent", "shard_mib"):
-            if getattr(self, name) <= 0:
-                raise InputError(f"{name}: expected a positive number, got {getattr(self, name)}")
+            check_positive(name, getattr(self, name))
+        check_whole_number("seed", self.seed, 0, 2**63 - 1)
 
-
-@dataclass(frozen=True, eq=False)
-class ImageFeatures:
-    """What one photo brings into its pairs."""
-
-    image: PosedImage
-    features: Features
-    points: np.ndarray
-    """[N x 2] keypoints free of lens distortion."""
-
-    def strongest(self, share: float) -> ImageFeatures:
-        if share == 1:
-            return self
-        count = round(share * len(self.points))
-        features = Features(self.features.points[:count], self.features.descriptors[:count], self.features.size)
-        return ImageFeatures(self.image, features, self.points[:count])
+    def load_detector(self) -> Detector:
+        return load_detector(self.detector, max_keypoints=self.max_keypoints)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +87,7 @@ class CandidatePair:
     """A pair of images that was matched, and what speaks for it."""
 
     images: tuple[int, int]
-    matches: NearestNeighbours
+    neighbours: NearestNeighbours
     R: np.ndarray
     t: np.ndarray
     consistent: int
@@ -108,17 +95,6 @@ class CandidatePair:
     parallax: float
     """Median angle between the rays of these, in degrees."""
     inlier_ratio: float
-
-
-def find_scenes(source: str | Path) -> list[Path]:
-    """The folder itself if it is a scene, and the scenes in it, by name."""
-    source = Path(source)
-    if not source.is_dir():
-        raise InputError(f"scenes: expected a folder, got {source}")
-    scenes = [folder for folder in (source, *sorted(source.iterdir())) if (folder / "sparse").is_dir()]
-    if not scenes:
-        raise InputError(f"scenes: expected {source} or folders in it to hold images/ and sparse/, found none")
-    return scenes
 
 
 def build_pairs(
@@ -130,73 +106,88 @@ def build_pairs(
     progress: bool = True,
     log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Build the training pairs of all scenes under `source` into the folder `out`; returns the index.
+    """Build the training pairs of all scenes at `source` into the folder `out`; returns the index.
 
     Args:
-        workers: threads; None for one a core.
+        source: photos with known cameras, in any form that `open_source` knows.
+        workers: threads; None for one per core.
         progress: whether to show a bar for each scene.
         log: told what is worth knowing, a line at a time.
     """
     settings = settings or BuildSettings()
-    folders = find_scenes(source)
+    opened = open_posed_photos(source)
+    scenes = {scene.name or opened.title: scene for scene in opened.scenes()}
     out = Path(out)
     made_of = {
-        "settings": {**asdict(settings), "scales": list(settings.scales)},
-        "sources": [str(folder.resolve()) for folder in folders],
+        "settings": {**settings.to_dict(), "scales": list(settings.scales)},
+        "source": str(Path(source).resolve()),
+        "scene_names": list(scenes),
     }
-    finished = read_index(out)
-    if finished is not None:
-        if {key: finished.get(key) for key in made_of} != made_of:
-            raise InputError(f"{out}: holds pairs of other scenes or settings; choose another folder or remove it")
-        log(f"{out} is complete already")
-        return finished
-    staging = out / STAGING
-    staging.mkdir(parents=True, exist_ok=True)
-    _claim(staging, made_of)
-    for folder in folders:
-        if not (staging / f"{folder.name}.json").exists():
-            _build_scene(folder, staging, settings, workers or os.cpu_count() or 1, progress)
-        log(_summary(json.loads((staging / f"{folder.name}.json").read_text())))
-    index = _assemble(out, staging, [folder.name for folder in folders], settings)
-    index = {**made_of, **index}
-    write_index(out, index)
-    shutil.rmtree(staging)
+    out.mkdir(parents=True, exist_ok=True)
+    with only_process(out):
+        finished = read_index(out)
+        if finished is not None:
+            if {key: finished.get(key) for key in made_of} != made_of:
+                raise InputError(f"{out}: holds pairs of other scenes or settings; choose another folder or remove it")
+            log(f"{out} is complete already")
+            return finished
+        staging = out / STAGING
+        staging.mkdir(exist_ok=True)
+        _claim(staging, made_of)
+        for number, (name, scene) in enumerate(scenes.items()):
+            facts = _staged(staging, number, ".json")
+            if not facts.exists():
+                _build_scene(name, scene, staging, number, settings, workers or os.cpu_count() or 1, progress)
+            log(_summary(read_json(facts)))
+        index = {**made_of, **_assemble(out, staging, len(scenes), settings)}
+        write_index(out, index)
+        shutil.rmtree(staging)
     return index
 
 
 def _claim(staging: Path, made_of: dict[str, Any]) -> None:
     """Scenes kept aside by a run with other settings are not mixed with this one's."""
     note = staging / "made-of.json"
-    if note.exists() and json.loads(note.read_text()) != made_of:
+    if note.exists() and read_json(note) != made_of:
         raise InputError(f"{staging}: an unfinished build with other scenes or settings is here; remove it first")
-    note.write_text(json.dumps(made_of))
+    write_json(note, made_of)
 
 
-def _build_scene(folder: Path, staging: Path, settings: BuildSettings, workers: int, progress: bool) -> None:
-    scene = read_posed_scene(folder)
+def _staged(staging: Path, number: int, suffix: str) -> Path:
+    return staging / f"{number:05d}{suffix}"
+
+
+def _build_scene(
+    name: str, scene: PosedScene, staging: Path, number: int, settings: BuildSettings, workers: int, progress: bool
+) -> None:
+    views = _views(scene)
+    folder = Path(os.path.commonpath([image.path.resolve().parent for image, _ in views]))
     tables: list[PairTable] = []
     names: list[str] = []
     ratios: list[float] = []
-    bar = tqdm(desc=scene.name, unit="pair", disable=not progress, leave=False)
+    unreadable: dict[str, str] = {}
+    bar = tqdm(desc=name, unit="pair", disable=not progress, leave=False)
     # OpenCV and BLAS would each start their own threads under ours.
     opencv_threads = cv2.getNumThreads()
     cv2.setNumThreads(1)
     try:
         with ThreadPoolExecutor(workers) as pool:
             for scale in settings.scales:
-                images, unreadable = _features(scene, scale, settings, pool)
-                pairs = _pairs(scene, images, settings, pool, bar)
-                tables.append(_table(images, pairs))
-                names += images
+                found = _features(views, scale, settings, pool)
+                readable = {view: one for view, one in enumerate(found) if isinstance(one, PhotoFeatures)}
+                unreadable |= {views[n][0].path.name: one for n, one in enumerate(found) if isinstance(one, str)}
+                pairs = _pairs(scene, views, readable, settings, pool, bar)
+                tables.append(_table(list(readable.values()), pairs))
+                names += [views[view][0].path.resolve().relative_to(folder).as_posix() for view in readable]
                 ratios += [pair.inlier_ratio for pair in pairs]
     finally:
         cv2.setNumThreads(opencv_threads)
         bar.close()
     table = join(tables)
-    write_table(staging / f"{folder.name}.safetensors", table)
+    write_table(_staged(staging, number, ".safetensors"), table)
     facts = {
-        "name": folder.name,
-        "source": str((folder / "images").resolve()),
+        "name": name,
+        "source": str(folder),
         "images": names,
         "pairs": len(ratios),
         "unreadable": unreadable,
@@ -204,71 +195,88 @@ def _build_scene(folder: Path, staging: Path, settings: BuildSettings, workers: 
         "mean_inlier_ratio": round(float(np.mean(ratios)), 4) if ratios else None,
     }
     # Written last: its presence says that the scene is complete.
-    temporary = staging / f"{folder.name}.json.part"
-    temporary.write_text(json.dumps(facts))
-    temporary.replace(staging / f"{folder.name}.json")
+    write_json(_staged(staging, number, ".json"), facts)
+
+
+View = tuple[PosedImage, int]
+"""A photo and its quarter turns."""
+
+
+def _views(scene: PosedScene) -> list[View]:
+    """Photos that pairs may use, each once."""
+    if scene.pairs is None:
+        return [(scene.images[name], 0) for name in sorted(scene.images)]
+    listed = [
+        (image, turns)
+        for pair in scene.pairs
+        for image, turns in zip((pair.image0, pair.image1), pair.rotations, strict=True)
+    ]
+    return list({_view_key(image, turns): (image, turns) for image, turns in listed}.values())
+
+
+def _view_key(image: PosedImage, turns: int) -> tuple[Any, ...]:
+    """The same photo may be listed with several poses, which do not matter here, or cameras, which do."""
+    return (image.path, image.K.tobytes(), image.distortion, turns)
 
 
 def _features(
-    scene: PosedScene, scale: float, settings: BuildSettings, pool: ThreadPoolExecutor
-) -> tuple[dict[str, ImageFeatures], dict[str, str]]:
-    """Features of every readable photo by name, and why the others were skipped."""
+    views: list[View], scale: float, settings: BuildSettings, pool: ThreadPoolExecutor
+) -> list[PhotoFeatures | str]:
+    """Features of every readable photo, and why the others were skipped."""
+    detector = settings.load_detector()
 
-    def extract(image: PosedImage) -> ImageFeatures | str:
+    def extract(view: View) -> PhotoFeatures | str:
+        image, turns = view
         try:
-            features = detect_scaled(read_posed_image(image), scale, settings.detector, settings.max_keypoints)
+            return photo_features(image, detector, turns=turns, scale=scale, original_pixels=True)
         except (InputError, OSError, cv2.error) as error:
             return str(error)
-        points = undistort_points(features.points, image).astype(np.float32)
-        # At the edge of an extreme lens a pinhole camera sees nothing.
-        seen = np.isfinite(points).all(axis=1)
-        features = Features(features.points[seen], features.descriptors[seen], features.size)
-        return ImageFeatures(image, features, points[seen])
 
-    names = sorted(scene.images)
-    results = list(pool.map(extract, [scene.images[name] for name in names]))
-    readable = {name: result for name, result in zip(names, results, strict=True) if isinstance(result, ImageFeatures)}
-    unreadable = {name: result for name, result in zip(names, results, strict=True) if isinstance(result, str)}
-    return readable, unreadable
-
-
-def detect_scaled(image: np.ndarray, scale: float, detector: str, max_keypoints: int) -> Features:
-    """The features of a resized photo, in the pixels of the photo as it is."""
-    if scale == 1:
-        return detect(image, detector, max_keypoints)
-    resized, to_resized = resize(image, scale)
-    features = detect(resized, detector, max_keypoints)
-    points = (features.points - to_resized[:2, 2]) / to_resized[[0, 1], [0, 1]]
-    return Features(points.astype(np.float32), features.descriptors, (image.shape[1], image.shape[0]))
+    return list(pool.map(extract, views))
 
 
 def _pairs(
     scene: PosedScene,
-    images: dict[str, ImageFeatures],
+    views: list[View],
+    features: dict[int, PhotoFeatures],
     settings: BuildSettings,
     pool: ThreadPoolExecutor,
     bar: Any,
 ) -> list[CandidatePair]:
-    names = {name: number for number, name in enumerate(images)}
-    features = list(images.values())
+    """The pairs of readable photos that are worth training on; their images are numbered as the features come."""
+    number = {view: n for n, view in enumerate(features)}
 
-    def attempt(pair: tuple[int, int], share: float = 1.0) -> CandidatePair | None:
-        candidate = examine(features, pair, share)
+    def attempt(given: tuple[int, int, PosedPair], share: float = 1.0) -> CandidatePair | None:
+        first, second, pair = given
+        candidate = examine(features[first], features[second], pair, (number[first], number[second]), share)
         bar.update()
         return candidate
 
     if scene.pairs is not None:
         # A protocol's own pairs are taken as they are.
-        listed = [(names[a], names[b]) for a, b in scene.pairs if a in names and b in names]
+        view_of = {_view_key(*view): n for n, view in enumerate(views)}
+        keys = [
+            (view_of[_view_key(p.image0, p.rotations[0])], view_of[_view_key(p.image1, p.rotations[1])], p)
+            for p in scene.pairs
+        ]
+        listed = [given for given in keys if given[0] in features and given[1] in features]
         bar.reset(len(listed))
         return [pair for pair in pool.map(attempt, listed) if pair is not None]
 
-    candidates = _near_first([f.image for f in features], settings.candidates_per_scene)
+    readable = list(features)
+    candidates = [
+        (readable[a], readable[b], PosedPair(views[readable[a]][0], views[readable[b]][0]))
+        for a, b in _near_first([views[view][0] for view in readable], settings.candidates_per_scene)
+    ]
     bar.reset(len(candidates))
-    glances = pool.map(lambda pair: attempt(pair, GLANCE), candidates)
+    glances = pool.map(lambda given: attempt(given, GLANCE), candidates)
     promising = [pair for pair in glances if pair is not None and _usable(pair, settings, GLANCE)]
     chosen = spread_over_difficulty(promising, max(1, settings.pairs_per_scene // 2), settings.seed)
-    both_ways = [images for pair in chosen for images in (pair.images, pair.images[::-1])]
+    both_ways = [
+        (readable[a], readable[b], PosedPair(views[readable[a]][0], views[readable[b]][0]))
+        for pair in chosen
+        for a, b in (pair.images, pair.images[::-1])
+    ]
     bar.reset(len(both_ways))
     return [pair for pair in pool.map(attempt, both_ways) if pair is not None and _usable(pair, settings)]
 
@@ -277,29 +285,31 @@ def _usable(pair: CandidatePair, settings: BuildSettings, share: float = 1.0) ->
     return pair.consistent >= settings.least_consistent * share and pair.parallax >= settings.least_parallax
 
 
-def examine(features: list[ImageFeatures], pair: tuple[int, int], share: float = 1.0) -> CandidatePair | None:
+def examine(
+    first: PhotoFeatures, second: PhotoFeatures, pair: PosedPair, images: tuple[int, int], share: float = 1.0
+) -> CandidatePair | None:
     """Match two images and count what agrees with the true pose; None without a baseline or keypoints.
 
     Args:
+        images: their numbers.
         share: how many of the keypoints to use, the strongest first.
     """
-    first, second = (features[number].strongest(share) for number in pair)
-    R, t = geometry.relative_pose(*(torch.from_numpy(x) for x in _poses(first.image, second.image)))
-    if not t.norm() > 1e-5 or len(first.points) == 0 or len(second.points) < 2:
+    if not pair.has_baseline or len(first.features) == 0 or len(second.features) < 2:
         return None
+    first, second = first.strongest(share), second.strongest(share)
+    R, t = pair.relative_pose()
     t = t / t.norm()
-    matches = nearest_neighbours(first.features.descriptors, second.features.descriptors)
-    rays0 = torch.from_numpy(_rays(first))
-    rays1 = torch.from_numpy(_rays(second)[matches.index])
+    neighbours = nearest_neighbours(first.features.descriptors, second.features.descriptors)
+    rays0, rays1 = torch.from_numpy(first.rays()), torch.from_numpy(second.rays()[neighbours.index])
     E = geometry.essential_from_pose(R, t)
     distance = geometry.symmetric_epipolar_distance_squared(rays0, rays1, E)
     depth0, depth1 = geometry.depths(rays0, rays1, R, t)
-    agrees = torch.from_numpy(matches.mutual) & (distance < PRECISE_DISTANCE) & (depth0 > 0) & (depth1 > 0)
+    agrees = torch.from_numpy(neighbours.mutual) & (distance < PRECISE_DISTANCE) & (depth0 > 0) & (depth1 > 0)
     turned, seen = geometry.homogeneous(rays0[agrees]) @ R.T, geometry.homogeneous(rays1[agrees])
     angle = torch.atan2(torch.linalg.cross(turned, seen).norm(dim=1), (turned * seen).sum(1)).rad2deg()
     return CandidatePair(
-        pair,
-        matches,
+        images,
+        neighbours,
         R.numpy(),
         t.numpy(),
         consistent=int(agrees.sum()),
@@ -336,67 +346,56 @@ def _near_first(images: list[PosedImage], most: int) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in pairs]
 
 
-def _poses(first: PosedImage, second: PosedImage) -> Iterable[np.ndarray]:
-    return (np.asarray(x, dtype=np.float64) for x in (first.R, first.t, second.R, second.t))
-
-
-def _rays(of: ImageFeatures) -> np.ndarray:
-    K = of.image.K
-    return (of.points.astype(np.float64) - K[:2, 2]) / K[[0, 1], [0, 1]]
-
-
-def _table(images: dict[str, ImageFeatures], pairs: list[CandidatePair]) -> PairTable:
+def _table(images: list[PhotoFeatures], pairs: list[CandidatePair]) -> PairTable:
     """The scene as flat tensors."""
-
-    def starts(lengths: list[int]) -> torch.Tensor:
-        return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64))
-
-    def stack(arrays: list[np.ndarray], shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
-        return torch.from_numpy(np.stack(arrays).astype(dtype) if arrays else np.zeros((0, *shape), dtype))
-
-    def cat(arrays: list[np.ndarray], shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(arrays).astype(dtype) if arrays else np.zeros((0, *shape), dtype))
-
-    features = list(images.values())
-    cameras = [f.image.K for f in features]
-    return PairTable(
-        points=cat([f.points for f in features], (2,), np.float32),
-        image_start=starts([len(f.points) for f in features]),
-        image_camera=stack([K[[0, 1, 0, 1], [0, 1, 2, 2]] for K in cameras], (4,), np.float32),
-        image_size=stack([np.array(f.features.size) for f in features], (2,), np.float32),
-        pair_images=stack([np.array(pair.images) for pair in pairs], (2,), np.int64),
-        pair_start=starts([len(pair.matches.index) for pair in pairs]),
-        pair_rotation=stack([pair.R for pair in pairs], (3, 3), np.float32),
-        pair_translation=stack([pair.t for pair in pairs], (3,), np.float32),
-        index=cat([pair.matches.index for pair in pairs], (), np.int32),
-        ratio=cat([np.round(pair.matches.ratio * 255) for pair in pairs], (), np.uint8),
-        mutual=cat([pair.matches.mutual for pair in pairs], (), bool),
+    return table_from_arrays(
+        [
+            {
+                "points": image.features.points,
+                "sizes": image.features.sizes,
+                "angles": image.features.angles,
+                "K": image.K,
+                "image_size": np.array(image.features.image_size),
+            }
+            for image in images
+        ],
+        [
+            {
+                "images": np.array(pair.images),
+                "R": pair.R,
+                "t": pair.t,
+                "index": pair.neighbours.index,
+                "ratio": pair.neighbours.ratio,
+                "mutual": pair.neighbours.mutual,
+            }
+            for pair in pairs
+        ],
     )
 
 
-def _assemble(out: Path, staging: Path, names: list[str], settings: BuildSettings) -> dict[str, Any]:
+def _assemble(out: Path, staging: Path, scenes: int, settings: BuildSettings) -> dict[str, Any]:
     """Join scenes to shards below the size limit, in order, and describe them."""
     limit = settings.shard_mib * 2**20
     groups: list[list[PairTable]] = [[]]
     size = 0
-    for name in names:
-        table = read_table(staging / f"{name}.safetensors")
-        if groups[-1] and size + table.nbytes() > limit:
+    for number in range(scenes):
+        table = read_table(_staged(staging, number, ".safetensors"))
+        if groups[-1] and size + nbytes(table) > limit:
             groups.append([])
             size = 0
         groups[-1].append(table)
-        size += table.nbytes()
+        size += nbytes(table)
     shards = []
     for number, group in enumerate(groups):
         shards.append(f"pairs-{number:03d}.safetensors")
         write_table(out / shards[-1], join(group))
-    scenes = [json.loads((staging / f"{name}.json").read_text()) for name in names]
+    facts = [read_json(_staged(staging, number, ".json")) for number in range(scenes)]
     return {
         "versions": {name: version(name) for name in ("ananet", "numpy", "torch")} | {"opencv": cv2.__version__},
         "shards": shards,
-        "images": sum(len(set(scene["images"])) for scene in scenes),
-        "pairs": sum(scene["pairs"] for scene in scenes),
-        "scenes": scenes,
+        "images": sum(len(set(scene["images"])) for scene in facts),
+        "pairs": sum(scene["pairs"] for scene in facts),
+        "scenes": facts,
     }
 
 

@@ -1,11 +1,80 @@
-"""Photos whose cameras are known, read the way their cameras see them."""
+"""Photos whose cameras are known, to features: the one road that training pairs and evaluation share."""
 
-import cv2
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
 import numpy as np
 
+from ananet.cameras import calibrate, rotate_camera, undistort_points
 from ananet.datasets.base import PosedImage
 from ananet.errors import InputError
-from ananet.features import read_image
+from ananet.features import Detector, Features
+from ananet.images import read_image, resize
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoFeatures:
+    """Features of a photo, free of lens distortion, and the camera that saw them."""
+
+    features: Features
+    K: np.ndarray
+    """[3 x 3] of the photo as the features have it: upright, at its size."""
+
+    def rays(self) -> np.ndarray:
+        """[N x 2] float64 calibrated points."""
+        return calibrate(self.features.points.astype(np.float64), self.K)
+
+    def strongest(self, share: float) -> PhotoFeatures:
+        """The first so many keypoints, at least one."""
+        count = max(1, round(share * len(self.features)))
+        return self if share == 1 else PhotoFeatures(self.features[:count], self.K)
+
+
+def photo_features(
+    image: PosedImage,
+    detector: Detector,
+    *,
+    turns: int = 0,
+    scale: float = 1.0,
+    longest_side: int | None = None,
+    original_pixels: bool = False,
+) -> PhotoFeatures:
+    """Features of a photo that is turned, scaled and freed from distortion.
+
+    Args:
+        turns: quarter turns counter-clockwise.
+        scale: of the photo before keypoints are detected.
+        longest_side: where given, the scale that makes this the longest side.
+        original_pixels: whether points count in the pixels of the unscaled photo, and K is its camera.
+    """
+    if turns and image.distortion is not None:
+        raise InputError(f"pair: expected an undistorted photo where it is to be turned, got {image.distortion}")
+    pixels = read_posed_image(image)
+    size = (pixels.shape[1], pixels.shape[0])
+    K = rotate_camera(image.K, size, turns)
+    pixels = np.ascontiguousarray(np.rot90(pixels, turns))
+    if longest_side is not None:
+        scale = longest_side / max(size)
+    if scale == 1:
+        features = detector.detect(pixels)
+    else:
+        resized, to_resized = resize(pixels, scale)
+        features = detector.detect(resized)
+        if original_pixels:
+            factor = to_resized[[0, 1], [0, 1]]
+            features = replace(
+                features,
+                points=((features.points - to_resized[:2, 2]) / factor).astype(np.float32),
+                sizes=None if features.sizes is None else (features.sizes / factor.mean()).astype(np.float32),
+                image_size=(pixels.shape[1], pixels.shape[0]),
+            )
+        else:
+            K = to_resized @ K
+    points = undistort_points(features.points, K, image.distortion).astype(np.float32)
+    # At the edge of an extreme lens a pinhole camera sees nothing.
+    seen = np.flatnonzero(np.isfinite(points).all(axis=1))
+    return PhotoFeatures(replace(features, points=points)[seen], K)
 
 
 def read_posed_image(image: PosedImage) -> np.ndarray:
@@ -17,13 +86,3 @@ def read_posed_image(image: PosedImage) -> np.ndarray:
         if image.size in (None, sizes[-1]):
             return picture
     raise InputError(f"{image.path}: its camera is for {image.size} pixels, the photo has {sizes[0]}")
-
-
-def resize(pixels: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """The photo at another size, and the [3 x 3] matrix from its old pixels to its new ones."""
-    height, width = pixels.shape[:2]
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
-    # Scaling keeps the image's corner, which is half a pixel before the first pixel's centre.
-    scale_x, scale_y = size[0] / width, size[1] / height
-    return pixels, np.array([[scale_x, 0, (scale_x - 1) / 2], [0, scale_y, (scale_y - 1) / 2], [0, 0, 1]])

@@ -19,7 +19,8 @@ import numpy as np
 from tqdm import tqdm
 
 from ananet.errors import InputError, MissingExtraError
-from ananet.features import nearest_neighbours, read_image
+from ananet.features import nearest_neighbours
+from ananet.images import read_image, resize
 
 logger = logging.getLogger(__name__)
 
@@ -133,11 +134,9 @@ class _Run:
             except InputError as error:
                 logger.warning("left out: %s", error)
                 continue
-            height, width = image.shape[:2]
-            scale = min(1.0, longest_side / max(width, height))
+            scale = min(1.0, longest_side / max(image.shape[:2]))
             if scale < 1:
-                size = (max(1, round(width * scale)), max(1, round(height * scale)))
-                image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+                image, _ = resize(image, scale)
             target = self.images / name
             target.parent.mkdir(parents=True, exist_ok=True)
             cv2.imwrite(str(target), image, [cv2.IMWRITE_JPEG_QUALITY, 95])

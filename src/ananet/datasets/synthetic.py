@@ -25,7 +25,9 @@ import torch
 from torch import Tensor
 
 from ananet import geometry
-from ananet.datasets.base import INLIER_DISTANCE, Batch
+from ananet.checks import Settings
+from ananet.datasets.base import Batch
+from ananet.defaults import INLIER_DISTANCE
 from ananet.errors import InputError
 
 # Measured: 1 - ratio of wrong matches is exponential with this mean, whatever the scene.
@@ -35,7 +37,7 @@ NEAREST, FARTHEST = 0.15, 100.0
 
 
 @dataclass(frozen=True)
-class SyntheticSettings:
+class SyntheticSettings(Settings):
     """What problems look like. Pairs of numbers are ranges, single ones below 1 are probabilities."""
 
     matches: int = 2000
@@ -68,7 +70,7 @@ class SyntheticSettings:
     duplicates: float = 0.17
     """Keypoints at the place of another one (measured: 0.07 to 0.22)."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         for name in ("inlier_ratio", "baseline", "noise", "focal", "longest_side"):
             low, high = getattr(self, name)
             if not 0 < low <= high < math.inf:
@@ -103,9 +105,14 @@ class SyntheticBatch(Batch):
 
 
 def synthesize(
-    batch_size: int, generator: torch.Generator, settings: SyntheticSettings | None = None
+    batch_size: int,
+    generator: torch.Generator,
+    settings: SyntheticSettings | None = None,
+    inlier_distance: float = INLIER_DISTANCE,
 ) -> SyntheticBatch:
     """A batch of problems, on the generator's device; the same ones for the same state of the generator.
+
+    The label is a squared symmetric epipolar distance below `inlier_distance`.
 
     >>> batch = synthesize(2, torch.Generator().manual_seed(0), SyntheticSettings(matches=100))
     >>> batch.matches.shape, batch.inlier.dtype
@@ -150,13 +157,16 @@ def synthesize(
     E = geometry.essential_from_pose(R, t)
     distance = geometry.symmetric_epipolar_distance_squared(rays0[:, None], points1[:, None], E)
     distance = distance.gather(1, (body * correct)[:, None]).squeeze(1) * mask
+    unknown = torch.full_like(rays0, math.nan)
     return SyntheticBatch(
         matches=torch.cat([rays0, points1], dim=-1) * mask[..., None],
-        inlier=(distance < INLIER_DISTANCE) & mask,
+        inlier=(distance < inlier_distance) & mask,
         correct=correct,
         distance=distance,
         ratio=ratio * mask,
         mutual=mutual & mask,
+        sizes=unknown,
+        angles=unknown,
         mask=mask,
         body=body * mask,
         R=R[:, 0],
@@ -440,47 +450,16 @@ def _wrong_targets(
     t: Tensor,
     camera: _Camera,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What nearest neighbours find where the right match is missing or loses.
-
-    - popular: some keypoints of the second image resemble many. Their popularity is nearly exponential, which makes
-      the number of matches a target gets nearly geometric (measured: half of them none, 1.5 % six or more);
-    - repeated: the same thing one or two periods further on the same surface, most matches of a region by the same
-      step; such matches agree with each other, and lie near the epipolar line where the step does;
-    - patch: a whole region found elsewhere, turned and scaled;
-    - near miss: a neighbour a few to a few dozen pixels from the truth.
+    """What nearest neighbours find where the right match is missing or loses: popular targets, repeated ones, whole
+    patches found elsewhere, near misses.
 
     Returns points [B x N x 2], an identity of each match's target [B x N], equal for equal targets, and the mean of
     1 - ratio [B x N].
     """
-    count, regions = rays0.shape[1], scene.seeds.shape[1]
-    every = torch.arange(count, device=rays0.device).expand_as(region)
-
-    # The second image's keypoints: the right ones, other true projections, and things the first image does not show.
-    detected = visible & (correct | draw.chance(0.5, count))
-    keypoints1 = torch.where(detected[..., None], true1, camera.rays(_texture(draw, count)))
-    popularity = (draw.exponential(count) ** 1.4).cumsum(1)
-    target = torch.searchsorted(popularity, draw.uniform(count) * popularity[:, -1:]).clamp_max(count - 1)
-    popular = keypoints1.gather(1, target[..., None].expand_as(keypoints1))
-
-    def of_region(values: Tensor) -> Tensor:
-        return values.gather(1, region[..., None].expand(-1, -1, values.shape[-1]))
-
-    period = draw.normal(regions, 2) * draw.log_uniform(0.05, 0.5, regions, 1) * camera.half[:, None]
-    usual_step = draw.sign(regions, 1)
-    step = torch.where(draw.chance(0.7, count)[..., None], of_region(usual_step), draw.sign(count, 1))
-    step = step * (1 + draw.chance(0.25, count))[..., None]
-    beside = rays0 + step * of_region(period)
-    repeated, repeats = _transfer(beside, scene.inverse_depth(beside, region), R, t, body, camera)
-    repeats = repeats & of_region(draw.chance(0.4, regions, 1)).squeeze(-1)
-
-    angle = 0.3 * draw.normal(regions, 1)
-    scale = (0.3 * draw.normal(regions, 1)).exp()
-    turned = torch.cat([scale * angle.cos(), scale * angle.sin()], dim=-1)
-    cosine, sine = of_region(turned).unbind(-1)
-    x, y = (rays0 - of_region(scene.seeds)).unbind(-1)
-    moved = torch.stack([cosine * x - sine * y, sine * x + cosine * y], dim=-1)
-    patch = camera.fold(of_region(camera.rays(draw.uniform(regions, 2, low=-1.0, high=1.0))) + moved)
-
+    count = rays0.shape[1]
+    popular, target = _popular_targets(draw, true1, visible, correct, camera)
+    repeated, repeats = _repeated_targets(draw, scene, rays0, region, body, R, t, camera)
+    patch = _patch_targets(draw, scene, rays0, region, camera)
     distance = draw.log_uniform(4.0, 40.0, count, 1) / camera.focal[:, None, None]
     near_miss = camera.fold(true1 + distance * draw.normal(count, 2))
 
@@ -492,7 +471,61 @@ def _wrong_targets(
     choice = torch.stack([popular, repeated, patch, near_miss], dim=2)
     points = choice.gather(2, kind[..., None, None].expand(-1, -1, 1, 2)).squeeze(2)
     gaps = RATIO_GAP * _constants(rays0.device, 1.0, 0.6, 1.0, 2.0)
+    every = torch.arange(count, device=rays0.device).expand_as(region)
     return points, torch.where((kind == 0) & ~correct, target, every + count * ~correct), gaps[kind]
+
+
+def _popular_targets(
+    draw: _Draw, true1: Tensor, visible: Tensor, correct: Tensor, camera: _Camera
+) -> tuple[Tensor, Tensor]:
+    """Some keypoints of the second image resemble many: points [B x N x 2], and which keypoint it is [B x N].
+
+    Their popularity is nearly exponential, which makes the number of matches a target gets nearly geometric (measured:
+    half of them none, 1.5 % six or more).
+    """
+    count = true1.shape[1]
+    # The second image's keypoints: the right ones, other true projections, and things the first image does not show.
+    detected = visible & (correct | draw.chance(0.5, count))
+    keypoints1 = torch.where(detected[..., None], true1, camera.rays(_texture(draw, count)))
+    popularity = (draw.exponential(count) ** 1.4).cumsum(1)
+    target = torch.searchsorted(popularity, draw.uniform(count) * popularity[:, -1:]).clamp_max(count - 1)
+    return keypoints1.gather(1, target[..., None].expand_as(keypoints1)), target
+
+
+def _repeated_targets(
+    draw: _Draw, scene: _Scene, rays0: Tensor, region: Tensor, body: Tensor, R: Tensor, t: Tensor, camera: _Camera
+) -> tuple[Tensor, Tensor]:
+    """The same thing one or two periods further on the same surface, most matches of a region by the same step: points
+    [B x N x 2], and whether there is such a thing [B x N].
+
+    Such matches agree with each other, and lie near the epipolar line where the step does.
+    """
+    count, regions = rays0.shape[1], scene.seeds.shape[1]
+    period = draw.normal(regions, 2) * draw.log_uniform(0.05, 0.5, regions, 1) * camera.half[:, None]
+    usual_step = draw.sign(regions, 1)
+    step = torch.where(draw.chance(0.7, count)[..., None], _of_region(usual_step, region), draw.sign(count, 1))
+    step = step * (1 + draw.chance(0.25, count))[..., None]
+    beside = rays0 + step * _of_region(period, region)
+    repeated, repeats = _transfer(beside, scene.inverse_depth(beside, region), R, t, body, camera)
+    return repeated, repeats & _of_region(draw.chance(0.4, regions, 1), region).squeeze(-1)
+
+
+def _patch_targets(draw: _Draw, scene: _Scene, rays0: Tensor, region: Tensor, camera: _Camera) -> Tensor:
+    """[B x N x 2] where a whole region is found elsewhere, turned and scaled."""
+    regions = scene.seeds.shape[1]
+    angle = 0.3 * draw.normal(regions, 1)
+    scale = (0.3 * draw.normal(regions, 1)).exp()
+    turned = torch.cat([scale * angle.cos(), scale * angle.sin()], dim=-1)
+    cosine, sine = _of_region(turned, region).unbind(-1)
+    x, y = (rays0 - _of_region(scene.seeds, region)).unbind(-1)
+    moved = torch.stack([cosine * x - sine * y, sine * x + cosine * y], dim=-1)
+    elsewhere = camera.rays(draw.uniform(regions, 2, low=-1.0, high=1.0))
+    return camera.fold(_of_region(elsewhere, region) + moved)
+
+
+def _of_region(values: Tensor, region: Tensor) -> Tensor:
+    """[B x S x C] values of regions to [B x N x C] of the matches in them."""
+    return values.gather(1, region[..., None].expand(-1, -1, values.shape[-1]))
 
 
 def _side_information(

@@ -1,7 +1,6 @@
-"""A look inside the network: attention maps, attention-consistent context and features, block by block.
+"""A look inside the network: features and attention, block by block.
 
-Nothing here is part of the network: forward hooks take down what passes through its blocks, and the attention maps
-are built again from that by the plain reference.
+Networks say themselves what there is to see (`Network.block_features`, `Network.block_views`).
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.attention.reference import CONTEXT, attention_map
+from ananet import metrics
 from ananet.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.evaluation import metrics
-from ananet.networks import ANANet
-from ananet.networks.ananet import ANABlock
+from ananet.networks import Network
+from ananet.networks.base import BlockView
 from ananet.networks.input import network_input
 
 # The k's of the paper's Fig. 7.
@@ -28,72 +26,34 @@ APART = 0.25
 
 
 @torch.no_grad()
-def block_features(network: ANANet, matches: Correspondences) -> list[Tensor]:
-    """[N x C] features that enter the first block, then those that leave each block."""
-    taken: list[Tensor] = []
+def block_features(network: Network, matches: Correspondences) -> list[Tensor]:
+    """[N x C] features that enter the first block, then those that leave each block; empty if a network has none."""
+    return [features[0] for features in network.block_features(_input(network, matches))]
 
-    def take(block: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if not taken:
-            taken.append(inputs[0][0])
-        taken.append(output[0])
 
-    hooks = [block.register_forward_hook(take) for block in network.blocks]
-    try:
-        network(network_input(matches, network.settings).to(network.head.weight.device))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return taken
+@torch.no_grad()
+def view_blocks(network: Network, matches: Correspondences) -> list[BlockView]:
+    """What every block attends to; empty if a network has no attention."""
+    return network.block_views(_input(network, matches))
+
+
+def _input(network: Network, matches: Correspondences) -> Tensor:
+    device = next(network.parameters()).device
+    return network_input(matches, network.settings.side).to(device)[None]
 
 
 def inlier_neighbours(
-    network: ANANet, matches: Correspondences, inlier: np.ndarray, neighbours: Sequence[int] = NEIGHBOURS
+    network: Network, matches: Correspondences, inlier: np.ndarray, neighbours: Sequence[int] = NEIGHBOURS
 ) -> np.ndarray:
     """Ratio of inliers among the neighbours of an inlier, before the first block and after each (Fig. 7).
 
     Returns:
         [blocks + 1 x k's].
     """
+    features = block_features(network, matches)
     if len(matches) == 0:
-        return np.zeros((len(network.blocks) + 1, len(neighbours)))
-    features = block_features(network, matches)
+        return np.zeros((len(features), len(neighbours)))
     return np.array([metrics.inlier_neighbour_ratio(f.cpu().numpy(), inlier, neighbours) for f in features])
-
-
-@dataclass(frozen=True, eq=False)
-class BlockView:
-    """What one block sees."""
-
-    attention: Tensor
-    """[H x N x N] how much each match (row) attends to each (column)."""
-    context: Tensor | None
-    """[H x N] attention-consistent context h; None for a block without second order."""
-    normalized: Tensor | None
-    """[H x N] the same after sigmoid(alpha h)."""
-
-
-@torch.no_grad()
-def view_block(block: ANABlock, features: Tensor) -> BlockView:
-    """Builds a block's attention map again.
-
-    Args:
-        features: [N x C] what enters the block.
-    """
-    features = features[None]
-    attention = attention_map(block.heads(block.query(features)), block.heads(block.key(features)))
-    if block.second_order is None:
-        return BlockView(attention[0], None, None)
-    context = CONTEXT[block.settings.form](attention, attention.shape[-1])
-    return BlockView(attention[0], context[0], block.second_order.normalize(context)[0].mT)
-
-
-def view_blocks(network: ANANet, matches: Correspondences) -> list[BlockView]:
-    features = block_features(network, matches)
-    views = []
-    for block, entering in zip(network.blocks, features, strict=False):
-        assert isinstance(block, ANABlock)
-        views.append(view_block(block, entering))
-    return views
 
 
 def two_apart(points: np.ndarray, logits: np.ndarray, candidates: np.ndarray) -> tuple[int, int]:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ananet import metrics
 from ananet.drawing import figure_to_picture, import_matplotlib
-from ananet.evaluation import metrics
-from ananet.evaluation.evaluate import Evaluation
-from ananet.evaluation.explain import NEIGHBOURS, BlockView
+from ananet.evaluation.explain import NEIGHBOURS
+from ananet.evaluation.runner import Evaluation
+from ananet.networks.base import BlockView
 
 LARGEST_ERROR = 20.0
 INLIER_RATIO_EDGES = np.linspace(0, 1, 11)

@@ -1,6 +1,6 @@
 """Predictions in files: what a pruner said of every match, and what it said it about.
 
-One safetensors file a pruner: `mask` [S] and `logits` [S] of all pairs one after another, `start` [P + 1] where each
+One safetensors file per pruner: `mask` [S] and `logits` [S] of all pairs one after another, `start` [P + 1] where each
 begins, and a JSON header with the pruner, its options, the hash of its weights, the settings of the matches, the names
 of the pairs and a fingerprint of the matches of each. Scores are made from it later, here or elsewhere.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
@@ -19,11 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from ananet.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.files import atomic_path
+from ananet.files import save_tensors
 
 FORMAT = "ananet-predictions"
 VERSION = 2
@@ -112,8 +112,7 @@ def write_predictions(path: str | Path, predictions: Predictions) -> None:
         "fingerprints": predictions.fingerprints,
         "versions": dict(predictions.versions),
     }
-    with atomic_path(path) as temporary:
-        save_file(tensors, temporary, {"format": FORMAT, "version": str(VERSION), "header": json.dumps(header)})
+    save_tensors(path, tensors, {"format": FORMAT, "version": str(VERSION), "header": json.dumps(header)})
 
 
 def read_predictions(path: str | Path) -> Predictions:
@@ -129,12 +128,26 @@ def read_predictions(path: str | Path) -> Predictions:
             start, mask, logits = (file.get_tensor(name) for name in ("start", "mask", "logits"))
         origin = Origin(**{field.name: header[field.name] for field in fields(Origin)})
         names, fingerprints, versions = header["pairs"], header["fingerprints"], header["versions"]
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+    except InputError:
+        raise
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(f"predictions: {path} cannot be read ({error})") from None
-    if not len(start) - 1 == len(names) == len(fingerprints) or not start[-1] == len(mask) == len(logits):
-        raise InputError(f"predictions: {path} contradicts itself: {len(names)} pairs, {len(mask)} matches")
+    _check_consistent(path, start, mask, logits, names, fingerprints)
     answers = [Prediction(mask[a:b], logits[a:b]) for a, b in pairwise(start.tolist())]
     return Predictions(origin, names, fingerprints, answers, versions)
+
+
+def _check_consistent(
+    path: Path, start: np.ndarray, mask: np.ndarray, logits: np.ndarray, names: Any, fingerprints: Any
+) -> None:
+    lists = (names, fingerprints)
+    good = all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in lists)
+    good = good and start.ndim == mask.ndim == logits.ndim == 1
+    good = good and mask.dtype == np.bool_ and logits.dtype == np.float32
+    good = good and len(start) - 1 == len(names) == len(fingerprints) and len(mask) == len(logits)
+    good = good and start[0] == 0 and start[-1] == len(mask) and bool((np.diff(start) >= 0).all())
+    if not good or not np.isfinite(logits).all():
+        raise InputError(f"predictions: {path} contradicts itself: its pairs and matches do not fit each other")
 
 
 def check_origin(path: Path, found: Origin, expected: Origin) -> None:
@@ -153,14 +166,100 @@ def check_origin(path: Path, found: Origin, expected: Origin) -> None:
             )
 
 
-def check_pair(path: Path, found: Predictions, number: int, name: str, matches: Correspondences) -> None:
-    """Refuses predictions whose matches are not those of the source."""
-    if number >= len(found) or found.names[number] != name:
-        was = found.names[number] if number < len(found) else "nothing"
-        raise InputError(f"predictions: {path} is stale: pair {number} is {name}, the file has {was}")
-    answer = found.answers[number]
-    if len(answer.mask) != len(matches) or found.fingerprints[number] != fingerprint(matches):
-        raise InputError(
-            f"predictions: {path} is stale: it was made of other matches of {name} "
-            f"({len(answer.mask)}, now {len(matches)}); remove the file, or name another folder"
-        )
+class PredictionStore:
+    """A folder of predictions: what is there already, and what is added as an evaluation goes.
+
+    Args:
+        folder: None keeps nothing.
+        origins: of the predictions that are asked for, by pruner.
+        pairs: how many there are.
+    """
+
+    def __init__(self, folder: Path | None, origins: Mapping[str, Origin], pairs: int) -> None:
+        self.folder, self.origins, self.pairs = folder, origins, pairs
+        self.found: dict[str, Predictions] = {}
+        """Of each pruner that has any: for all pairs, or for the first so many."""
+        self.added = 0
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, origin in origins.items():
+            known = (
+                _read_parts(self._parts(name)) if not self._file(name).exists() else read_predictions(self._file(name))
+            )
+            if known is not None:
+                check_origin(self._file(name), known.origin, origin)
+                if len(known) > pairs or (self._file(name).exists() and len(known) != pairs):
+                    raise InputError(
+                        f"predictions: {self._file(name)} is stale: it has {len(known)} pairs, expected {pairs}"
+                    )
+                self.found[name] = known
+
+    def _file(self, name: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{name}.safetensors"
+
+    def _parts(self, name: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{name}.parts"
+
+    @property
+    def complete(self) -> list[str]:
+        """Pruners whose predictions for all pairs were there."""
+        return [name for name, known in self.found.items() if len(known) == self.pairs]
+
+    def given(self, number: int) -> dict[str, Prediction]:
+        """The predictions for a pair that were there."""
+        return {name: known.answers[number] for name, known in self.found.items() if number < len(known)}
+
+    def check(self, number: int, name: str, found_fingerprint: str) -> None:
+        """Refuses predictions whose matches are not those of the source."""
+        for pruner, known in self.found.items():
+            if number < len(known) and (known.names[number], known.fingerprints[number]) != (name, found_fingerprint):
+                was = known.names[number]
+                what = f"pair {number} is {name}, the file has {was}" if was != name else f"other matches of {name}"
+                raise InputError(
+                    f"predictions: {self._file(pruner)} is stale: {what}; remove the file, or name another folder"
+                )
+
+    def add(self, made: Sequence[tuple[str, str, Mapping[str, Prediction]]]) -> None:
+        """Keep the predictions for the next pairs: name, fingerprint, and the answer of every pruner."""
+        start, self.added = self.added, self.added + len(made)
+        if self.folder is None:
+            return
+        for pruner, origin in self.origins.items():
+            known = len(self.found[pruner]) if pruner in self.found else 0
+            new = made[max(0, known - start) :]
+            if new:
+                names, fingerprints, answers = zip(*((n, f, answer[pruner]) for n, f, answer in new), strict=True)
+                self._parts(pruner).mkdir(exist_ok=True)
+                part = self._parts(pruner) / f"{max(start, known):08d}.safetensors"
+                write_predictions(
+                    part, Predictions(origin, list(names), list(fingerprints), answers, installed_versions())
+                )
+
+    def finish(self) -> None:
+        """Join the parts of every pruner to one file."""
+        for pruner in self.origins if self.folder is not None else ():
+            parts = self._parts(pruner)
+            if (joined := _read_parts(parts)) is not None:
+                write_predictions(self._file(pruner), joined)
+                shutil.rmtree(parts)
+
+
+def _read_parts(folder: Path) -> Predictions | None:
+    """Predictions for the first so many pairs, from files that follow each other; None where there are none."""
+    parts: list[Predictions] = []
+    for path in sorted(folder.glob("[0-9]*.safetensors")):
+        if int(path.stem) != sum(map(len, parts)):
+            break
+        parts.append(read_predictions(path))
+    if not parts:
+        return None
+    return Predictions(
+        parts[0].origin,
+        [name for part in parts for name in part.names],
+        [one for part in parts for one in part.fingerprints],
+        [answer for part in parts for answer in part.answers],
+        parts[-1].versions,
+    )

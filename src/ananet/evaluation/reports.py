@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ananet.errors import InputError
-from ananet.evaluation.evaluate import Evaluation
 from ananet.evaluation.explain import NEIGHBOURS
-from ananet.evaluation.metrics import THRESHOLDS
+from ananet.evaluation.runner import Evaluation
 from ananet.evaluation.scoring import PrunerScores
+from ananet.metrics import THRESHOLDS
 from ananet.tables import format_table
 
 Rows = list[dict[str, Any]]
@@ -68,7 +68,7 @@ def pose_table(evaluation: Evaluation, estimator: str) -> Rows:
     return rows
 
 
-def scene_table(evaluation: Evaluation) -> Rows:
+def scores_by_scene(evaluation: Evaluation) -> Rows:
     """F1 and AUC@5 by scene and pruner."""
     rows = []
     for scene in dict.fromkeys(evaluation.scenes):
@@ -107,7 +107,7 @@ def report(evaluation: Evaluation, style: str, by_scene: bool = False) -> str:
     elif failures.total():
         parts.append("Failures (fewer than 9 matches kept, or no answer) count as 180 degrees.")
     if by_scene:
-        parts.append(_titled("By scene", format_table(scene_table(evaluation), style), style))
+        parts.append(_titled("By scene", format_table(scores_by_scene(evaluation), style), style))
     if neighbours := neighbour_table(evaluation):
         title = "Inliers among the k nearest neighbours of an inlier in feature space, after so many blocks"
         parts.append(_titled(title, format_table(neighbours, style), style))
@@ -151,7 +151,7 @@ def table_5(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
         for name, scores in evaluation.scores.items():
             network = evaluation.pruners[name].network
             if network is not None:
-                form = FORM_NAMES[network["form"]] if network["second_order"] else "none"
+                form = FORM_NAMES[network["form"]] if network.get("second_order") else "none"
                 auc = _auc(scores.pose_summary(estimator)["auc"])
                 rows.append({"Dataset": evaluation.source, "Method": name, "Form": form, **auc})
     return _of_networks(rows)
@@ -171,9 +171,9 @@ def table_6(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
                 {
                     "Dataset": evaluation.source,
                     "Method": name,
-                    "L": network["blocks"],
-                    "SOC": "x" if network["second_order"] else "",
-                    "LNN": "x" if network["second_order"] and network["learnable_normalization"] else "",
+                    "L": network.get("blocks"),
+                    "SOC": "x" if network.get("second_order") else "",
+                    "LNN": "x" if network.get("second_order") and network["learnable_normalization"] else "",
                     "Parm.(k)": now["parameters"],
                     "+Parm.": None if before is None else now["parameters"] - before["parameters"],
                     "AUC@5": now["auc"],
@@ -213,7 +213,7 @@ def table_estimators(number: int, evaluations: Sequence[Evaluation]) -> tuple[st
     return evaluations[0].estimators if number in WITH_POSE else ("",)
 
 
-def as_json(evaluations: Sequence[Evaluation], table: int | None = None) -> list[dict[str, Any]]:
+def reports_as_json(evaluations: Sequence[Evaluation], table: int | None = None) -> list[dict[str, Any]]:
     """Settings and means of every source, or one table of the paper for each estimator."""
     if table is not None:
         return [
@@ -241,7 +241,7 @@ def as_json(evaluations: Sequence[Evaluation], table: int | None = None) -> list
                 }
                 for name, scores in evaluation.scores.items()
             },
-            "by_scene": scene_table(evaluation),
+            "by_scene": scores_by_scene(evaluation),
             "inlier_neighbours": neighbour_table(evaluation),
         }
         for evaluation in evaluations

@@ -8,28 +8,30 @@ from typing import Any
 
 import cv2
 import numpy as np
-import torch
 
-from ananet import geometry
+from ananet import metrics
+from ananet.cameras import mean_focal
+from ananet.checks import Settings, check_positive, check_probability, check_whole_number
 from ananet.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair
-from ananet.errors import InputError, check_probability
-from ananet.evaluation import metrics
+from ananet.defaults import ESTIMATOR, THRESHOLD_PIXELS
+from ananet.errors import InputError
+from ananet.estimators import Estimator, load_estimator
 from ananet.evaluation.predictions import Prediction
-from ananet.pose import CONFIDENCE, ESTIMATORS, estimate_pose
+from ananet.metrics import PoseError
+from ananet.names import split_options
 
 # With fewer kept matches no pose is tried.
 FEWEST_MATCHES = 9
-# What a pair without an answer counts as, in degrees.
-FAILURE = 180.0
 
 
 @dataclass(frozen=True)
-class PoseSettings:
+class PoseSettings(Settings):
     """How poses are estimated. The defaults are those of most reports on unscaled photos."""
 
-    estimators: tuple[str, ...] = ("ransac",)
-    threshold: float = 1.0
+    estimators: tuple[str, ...] = (ESTIMATOR,)
+    """Names, perhaps with options; an option that a name brings goes before those below."""
+    threshold: float = THRESHOLD_PIXELS
     calibrated: bool = False
     """Whether the threshold counts in calibrated coordinates; otherwise in pixels."""
     confidence: float | None = None
@@ -38,26 +40,35 @@ class PoseSettings:
     """How often each pose is estimated, from matches in another order each time. On pairs with many wrong matches one
     draw differs from the next; AUC over some hundred such pairs by a point or two."""
 
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.estimators if name not in ESTIMATORS]
-        if unknown:
-            raise InputError(f"estimators: expected some of {', '.join(ESTIMATORS)}, got {', '.join(unknown)}")
-        if not self.threshold > 0:
-            raise InputError(f"threshold: expected a positive number, got {self.threshold!r}")
+    def check(self) -> None:
+        check_positive("threshold", self.threshold)
         if self.confidence is not None:
             check_probability("confidence", self.confidence)
-        if self.repeats < 1:
-            raise InputError(f"repeats: expected at least 1, got {self.repeats}")
+        check_whole_number("repeats", self.repeats, 1)
+        if len(set(self.estimators)) < len(self.estimators):
+            raise InputError(f"estimators: expected different ones, got {', '.join(self.estimators)}")
+        for estimator in self.estimators:
+            self.load(estimator)
+
+    def load(self, estimator: str, matches: Correspondences | None = None) -> Estimator:
+        """An estimator with the options of these settings, for matches whose cameras say what a ray is in pixels."""
+        given = split_options(estimator, "estimator")[1]
+        focal = 1.0
+        if self.calibrated and matches is not None:
+            assert matches.K0 is not None and matches.K1 is not None
+            focal = mean_focal(matches.K0, matches.K1)
+        options = {"threshold": self.threshold * focal, "confidence": self.confidence}
+        return load_estimator(estimator, **{name: value for name, value in options.items() if name not in given})
 
     def describe(self, estimator: str) -> str:
         """The estimator with all that decides its numbers, in words."""
-        unit = "in calibrated coordinates" if self.calibrated else "px / mean focal length"
-        if self.confidence is not None:
-            confidence = f"{self.confidence:.15g}"
-        else:
-            confidence = "PoseLib's default" if estimator == "poselib" else f"{CONFIDENCE:g}"
+        name, given = split_options(estimator, "estimator")
+        loaded = self.load(estimator)
+        own = "".join(f", {key} {value}" for key, value in given.items() if key not in ("threshold", "confidence"))
+        unit = "in calibrated coordinates" if self.calibrated and "threshold" not in given else "px / mean focal length"
+        confidence = "its default" if loaded.confidence is None else f"{loaded.confidence:.15g}"
         repeats = f", mean of {self.repeats} runs" if self.repeats > 1 else ""
-        return f"{estimator}, threshold {self.threshold:g} {unit}, confidence {confidence}{repeats}"
+        return f"{name}, threshold {loaded.threshold:g} {unit}, confidence {confidence}{own}{repeats}"
 
 
 @dataclass(frozen=True)
@@ -76,23 +87,6 @@ PROTOCOLS = {
 }
 
 
-@dataclass(frozen=True)
-class PoseError:
-    """How far an estimate is from the truth."""
-
-    rotation: float
-    """Degrees."""
-    translation: float
-    """Degrees between directions, sign ignored."""
-    failed: bool = False
-    """Whether there was no estimate; both errors are then 180."""
-
-    @property
-    def worse(self) -> float:
-        """The pose error of all protocols."""
-        return max(self.rotation, self.translation)
-
-
 def pose_error(
     pair: LabelledPair, mask: np.ndarray, estimator: str, settings: PoseSettings, repeat: int = 0
 ) -> PoseError:
@@ -101,27 +95,14 @@ def pose_error(
     Args:
         repeat: 0 takes the matches in their order; others shuffle them, each in its own way.
     """
-    assert pair.R is not None and pair.t is not None
     kept = pair.matches[mask]
     if repeat:
         kept = kept[np.random.default_rng(repeat).permutation(len(kept))]
     if len(kept) < FEWEST_MATCHES:
-        return PoseError(FAILURE, FAILURE, failed=True)
+        return PoseError.of_failure()
     # OpenCV's estimators have generators of their own; this covers what else draws from the global one.
     cv2.setRNGSeed(0)
-    threshold = settings.threshold * (_mean_focal(kept) if settings.calibrated else 1.0)
-    pose = estimate_pose(kept, estimator, threshold=threshold, confidence=settings.confidence)
-    if pose is None:
-        return PoseError(FAILURE, FAILURE, failed=True)
-    return PoseError(
-        geometry.rotation_error(torch.from_numpy(pose.R), pair.R.double()).item(),
-        geometry.translation_error(torch.from_numpy(pose.t), pair.t.double()).item(),
-    )
-
-
-def _mean_focal(matches: Correspondences) -> float:
-    assert matches.K0 is not None and matches.K1 is not None
-    return torch.stack([matches.K0.diagonal()[:2], matches.K1.diagonal()[:2]]).double().mean().item()
+    return pair.pose_error(settings.load(estimator, kept).pose(kept))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How fast, how large: times of pruners and networks, peak memory, pairs a second.
+"""How fast, how large: times of pruners and networks, peak memory, pairs per second.
 
 Networks are measured with torch, numpy and safetensors alone, on a CPU or a GPU; OpenCV is imported only where
 classical pruners and features are measured too.
@@ -12,19 +12,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ananet.attention import FORMS, choose_backend
-from ananet.errors import InputError
-from ananet.networks import ANANet, ANANetSettings
-from ananet.networks.engine import inference_engine
-
-if TYPE_CHECKING:
-    from ananet.correspondences import Correspondences
+from ananet.checks import Settings, check_positive
+from ananet.correspondences import Correspondences
+from ananet.datasets.synthetic import SyntheticSettings, synthesize
+from ananet.features import load_detector, match
+from ananet.inference import engine_for
+from ananet.networks import ANANetSettings, NetworkSettings, make_network
+from ananet.pruners import load
 
 WARM_UP_RUNS = 3
 FIRST_ORDER = "none"
@@ -35,7 +36,7 @@ MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
-class Effort:
+class Effort(Settings):
     """How much measuring is enough."""
 
     runs: int = 4000
@@ -43,10 +44,9 @@ class Effort:
     seconds: float = 10.0
     """A measurement ends after this time even with fewer runs."""
 
-    def __post_init__(self) -> None:
-        for name in ("runs", "seconds"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name}: expected a positive number, got {getattr(self, name)}")
+    def check(self) -> None:
+        check_positive("runs", self.runs)
+        check_positive("seconds", self.seconds)
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,8 @@ class PeakMemory:
     @staticmethod
     def _reset_process() -> float | None:
         """Linux forgets a process's peak when "5" is written to this file."""
+        if platform.system() != "Linux":
+            return None
         try:
             # What was freed but not given back would hide what is taken next.
             ctypes.CDLL(None).malloc_trim(0)
@@ -135,7 +137,7 @@ def _process_mebibytes(name: str) -> float:
 
 
 @dataclass(frozen=True)
-class Road:
+class Execution:
     """How networks are run."""
 
     device: torch.device
@@ -144,50 +146,55 @@ class Road:
     dtype: torch.dtype = torch.float32
     """Of a plain network; the fast way chooses its own."""
 
-    def network(self, form: str) -> Network:
-        """The paper's network with one form of second-order context, or "none"; weights do not matter for speed."""
+    def network(self, settings: NetworkSettings) -> Scorer:
+        """A network that is not trained: weights do not matter for speed."""
         torch.manual_seed(0)
-        second_order = form != FIRST_ORDER
-        shape = form if second_order else "linear"
-        network = ANANet(ANANetSettings(form=shape, second_order=second_order)).eval()  # type: ignore[arg-type]
+        network = make_network(settings).eval()
         if self.plain:
             return network.to(self.device, self.dtype)
-        engine = inference_engine(network, self.device)
+        engine = engine_for(network, self.device)
         return lambda matches: engine(matches, None)
 
 
-Network = Callable[[Tensor], Tensor]
+Scorer = Callable[[Tensor], Tensor]
 """[B x N x 4] matches to [B x N] logits."""
 
 
+def with_form(form: str) -> NetworkSettings:
+    """The paper's network with one form of second-order context, or "none"."""
+    if form == FIRST_ORDER:
+        return ANANetSettings(second_order=False)
+    return ANANetSettings(form=form)  # type: ignore[arg-type]
+
+
 @torch.inference_mode()
-def measure_network(network: Network, batch: int, length: int, effort: Effort, road: Road) -> Timing:
+def measure_network(network: Scorer, batch: int, length: int, effort: Effort, execution: Execution) -> Timing:
     """Time of one pass over a batch of random problems of so many matches."""
-    generator = torch.Generator(road.device).manual_seed(0)
+    generator = torch.Generator(execution.device).manual_seed(0)
 
     def make_input() -> Tensor:
-        return (2 * torch.rand(batch, length, 4, generator=generator, device=road.device) - 1).to(road.dtype)
+        return (2 * torch.rand(batch, length, 4, generator=generator, device=execution.device) - 1).to(execution.dtype)
 
-    return measure(network, make_input, effort, road.device)
+    return measure(network, make_input, effort, execution.device)
 
 
 def measure_forms(
-    lengths: Sequence[int], effort: Effort, road: Road, log: Callable[[str], None]
+    lengths: Sequence[int], effort: Effort, execution: Execution, log: Callable[[str], None]
 ) -> dict[str, dict[int, Timing | None]]:
     """Times of the network without and with each form, by number of matches; None where memory does not suffice."""
     found: dict[str, dict[int, Timing | None]] = {}
     for form in (FIRST_ORDER, *FORMS):
-        network = road.network(form)
+        network = execution.network(with_form(form))
         found[form] = {}
         for length in lengths:
             log(f"network, {form}, N = {length}")
-            found[form][length] = _unless_out_of_memory(network, length, effort, road)
+            found[form][length] = _unless_out_of_memory(network, length, effort, execution)
     return found
 
 
-def _unless_out_of_memory(network: Network, length: int, effort: Effort, road: Road) -> Timing | None:
+def _unless_out_of_memory(network: Scorer, length: int, effort: Effort, execution: Execution) -> Timing | None:
     try:
-        return measure_network(network, 1, length, effort, road)
+        return measure_network(network, 1, length, effort, execution)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return None
@@ -222,43 +229,28 @@ def timing_row(timing: Timing | None) -> dict[str, Any]:
     return {"mean ms": timing.mean, "median ms": timing.median, "runs": timing.runs, "peak MiB": peak}
 
 
-def measure_throughput(batches: Sequence[int], length: int, effort: Effort, road: Road) -> list[dict[str, Any]]:
-    """Pairs a second of the paper's network by batch size."""
-    network = road.network("linear")
+def measure_throughput(
+    batches: Sequence[int], length: int, effort: Effort, execution: Execution
+) -> list[dict[str, Any]]:
+    """Pairs per second of the paper's network by batch size."""
+    network = execution.network(ANANetSettings())
     rows = []
     for batch in batches:
-        timing = measure_network(network, batch, length, effort, road)
+        timing = measure_network(network, batch, length, effort, execution)
         rows.append({"batch": batch, "N": length, "pairs/s": batch * 1000 / timing.median, **timing_row(timing)})
     return rows
 
 
 def measure_pruners(
-    names: Sequence[str], length: int, effort: Effort, road: Road, log: Callable[[str], None]
+    names: Sequence[str], length: int, effort: Effort, execution: Execution, log: Callable[[str], None]
 ) -> dict[str, Timing]:
-    """Times of pruners on synthetic problems, from matches to mask.
-
-    "ananet" is the paper's network, not trained, where no weights of this name are bundled.
-    """
-    from ananet.pruners import load
-    from ananet.weights import bundled
-
+    """Times of pruners on synthetic problems, from matches to mask."""
     problems = SyntheticProblems(length)
     found = {}
     for name in names:
         log(name)
-        pruner: Callable[[Correspondences], object]
-        if name == "ananet" and name not in bundled():
-            network = road.network("linear")
-
-            def prune(matches: Correspondences, network: Network = network) -> object:
-                return (network(matches.normalized()[None].to(road.device, road.dtype)) > 0).cpu()
-
-            pruner = torch.inference_mode()(prune)
-        else:
-            pruner = load(name, device=road.device)
-        found[Path(name).stem if name.endswith(".safetensors") else name] = measure(
-            pruner, problems, effort, road.device
-        )
+        pruner = load(name, device=execution.device)
+        found[pruner.name] = measure(pruner, problems, effort, execution.device)
     return found
 
 
@@ -266,15 +258,10 @@ class SyntheticProblems:
     """Matches between two cameras, other ones at every call."""
 
     def __init__(self, length: int) -> None:
-        from ananet.datasets.synthetic import SyntheticSettings
-
         self.generator = torch.Generator().manual_seed(0)
         self.settings = SyntheticSettings(matches=length)
 
     def __call__(self) -> Correspondences:
-        from ananet.correspondences import Correspondences
-        from ananet.datasets.synthetic import synthesize
-
         problem = synthesize(1, self.generator, self.settings)
         K = torch.tensor([[FOCAL, 0, WIDTH / 2], [0, FOCAL, HEIGHT / 2], [0, 0, 1]])
         points = (problem.matches[0] * FOCAL + torch.tensor([WIDTH / 2, HEIGHT / 2] * 2)).numpy()
@@ -296,12 +283,11 @@ def measure_reference(photos: tuple[Path, Path] | None, effort: Effort) -> Timin
     Args:
         photos: two files; None for random texture of 1024 x 768 pixels.
     """
-    from ananet.features import detect, match, read_image
+    from ananet.images import read_image
 
     images = [_texture(seed) for seed in (0, 1)] if photos is None else [read_image(photo) for photo in photos]
-    return measure(
-        lambda both: match(detect(both[0]), detect(both[1])), lambda: images, effort, device=torch.device("cpu")
-    )
+    detector = load_detector("sift")
+    return measure(lambda both: match(*detector.batch(both)), lambda: images, effort, device=torch.device("cpu"))
 
 
 def _texture(seed: int) -> np.ndarray:
@@ -330,15 +316,17 @@ def table_2(found: dict[str, Timing], reference: Timing | None) -> list[dict[str
     return rows
 
 
-def describe(road: Road) -> str:
+def describe(execution: Execution) -> str:
     """What the numbers hold for, in one line."""
-    device = road.device
+    device = execution.device
     if device.type == "cuda":
         where = torch.cuda.get_device_name(device)
     else:
         where = f"{_processor()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
     how = (
-        f"plain network in {str(road.dtype).removeprefix('torch.')}" if road.plain else "network as ananet.load runs it"
+        f"plain network in {str(execution.dtype).removeprefix('torch.')}"
+        if execution.plain
+        else "network as ananet.load runs it"
     )
     return f"{where}; torch {torch.__version__}; {how}, attention {choose_backend(device)}"
 
@@ -352,7 +340,7 @@ def _processor() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
-def as_json(found: dict[str, dict[int, Timing | None]]) -> dict[str, dict[str, Any]]:
+def timings_as_json(found: dict[str, dict[int, Timing | None]]) -> dict[str, dict[str, Any]]:
     return {
         form: {str(length): asdict(timing) if timing else None for length, timing in by_length.items()}
         for form, by_length in found.items()

@@ -1,4 +1,4 @@
-"""A function over many numbers on all cores: one process a core, one thread a process.
+"""A function over many numbers on all cores: one process per core, one thread per process.
 
 Threads inside workers (OpenMP, BLAS, OpenCV) would fight for the same cores, and sums would depend on how many there
 are. With one thread in each, the result is the same whatever the number of workers.
@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
-
-Result = TypeVar("Result")
+from typing import Any
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 # Numbers that a worker takes at once; few, so that the bar moves and the last ones end together.
 AT_ONCE = 4
+# Windows waits for no more.
+MOST_WORKERS = 61
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def worker_pool(
     """Processes that have each called `initializer(*arguments)`. An error or Ctrl-C ends them at once.
 
     Args:
-        workers: how many; None for one a core.
+        workers: how many; None for one per core.
     """
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     # Read by numpy and OpenMP when they are imported in a worker.
@@ -38,7 +38,9 @@ def worker_pool(
     # Forking a process that runs threads is not safe.
     context = multiprocessing.get_context("spawn")
     lifeline, held = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(workers or os.cpu_count() or 1, context, _start, (lifeline, initializer, arguments))
+    pool = ProcessPoolExecutor(
+        min(workers or os.cpu_count() or 1, MOST_WORKERS), context, _start, (lifeline, initializer, arguments)
+    )
     try:
         yield pool
     except BaseException:
@@ -53,11 +55,6 @@ def worker_pool(
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def ordered_map(pool: ProcessPoolExecutor, function: Callable[[int], Result], count: int) -> Iterator[Result]:
-    """The results for 0, 1, ..., count - 1 in this order."""
-    return pool.map(function, range(count), chunksize=AT_ONCE)
 
 
 def _start(lifeline: Connection, initializer: Callable[..., None], arguments: tuple[Any, ...]) -> None:

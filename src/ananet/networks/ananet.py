@@ -6,22 +6,24 @@ is the key projection, LayerNorm after the context encoder and after the merge, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from ananet.attention import FORMS, Form, second_order_attention
+from ananet.attention import Form, second_order_attention
+from ananet.attention.reference import CONTEXT, attention_map
+from ananet.checks import check_whole_number
 from ananet.errors import InputError
+from ananet.networks.base import BlockView, Network, NetworkSettings, rescale_linear
 from ananet.networks.layers import PointwiseMLP
 
 
 @dataclass(frozen=True)
-class ANANetSettings:
-    """Everything that defines the network's shape. The defaults are the paper's network."""
+class ANANetSettings(NetworkSettings):
+    """The defaults are the paper's network."""
 
+    name: str = "ananet"
     form: Form = "linear"
     """Form of the second-order context: linear (Eq. 5), quadratic (Eq. 4) or cubic (Eq. 1)."""
     blocks: int = 5
@@ -36,33 +38,13 @@ class ANANetSettings:
     """Whether the sigmoid that normalises the context has a learned slope alpha (LNN in Table 6)."""
     share_kv: bool = True
     """Whether the value projection is the key projection, as in the authors' code."""
-    side_channels: int = 0
-    """Input channels beside the four coordinates."""
 
-    def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise InputError(f"form: expected one of {', '.join(FORMS)}, got {self.form!r}")
-        for name, least in (("blocks", 1), ("width", 1), ("heads", 1), ("side_channels", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InputError(f"{name}: expected a whole number of at least {least}, got {value!r}")
-        for name in ("second_order", "learnable_normalization", "share_kv"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name}: expected true or false, got {getattr(self, name)!r}")
+    def check(self) -> None:
+        # The bounds keep a broken weight file from taking all memory.
+        for name, most in (("blocks", 100), ("width", 4096), ("heads", 4096)):
+            check_whole_number(name, getattr(self, name), 1, most)
         if self.width % self.heads:
             raise InputError(f"width: expected a multiple of heads ({self.heads}), got {self.width}")
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ANANetSettings:
-        """Settings from a mapping; an unknown name is an error."""
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(set(values) - set(known))
-        if unknown:
-            raise InputError(f"unknown network setting {', '.join(unknown)}: expected some of {', '.join(known)}")
-        return cls(**values)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class SecondOrderEncoder(nn.Module):
@@ -114,16 +96,27 @@ class ANABlock(nn.Module):
         consistent = self.output(attended.transpose(1, 2).flatten(2))
         return self.norm(self.merge(torch.cat([features, consistent], dim=-1), mask))
 
+    def view(self, features: Tensor) -> BlockView:
+        """The block's attention map, built again from features [1 x N x C] by the plain reference."""
+        attention = attention_map(self.heads(self.query(features)), self.heads(self.key(features)))
+        if self.second_order is None:
+            return BlockView(attention[0])
+        context = CONTEXT[self.settings.form](attention, attention.shape[-1])
+        return BlockView(attention[0], context[0], self.second_order.normalize(context)[0].mT)
 
-class ANANet(nn.Module):
+
+class ANANet(Network):
     """Scores every match by what it attends to, what attends to it, and the company it keeps."""
 
+    name = "ananet"
+    Settings = ANANetSettings
+    settings: ANANetSettings
+
     def __init__(self, settings: ANANetSettings | None = None) -> None:
-        super().__init__()
-        self.settings = settings or ANANetSettings()
+        super().__init__(settings)
         width = self.settings.width
         self.encoder = PointwiseMLP((4, 16, 32, 64, width, width))
-        side = self.settings.side_channels
+        side = self.settings.channels - 4
         self.side_encoder = PointwiseMLP((side, 16, 32, width)) if side else None
         if self.side_encoder is not None:
             # Side input counts nothing at first, so that a network without it can be trained on with it.
@@ -131,32 +124,41 @@ class ANANet(nn.Module):
         self.blocks = nn.ModuleList(ANABlock(self.settings) for _ in range(self.settings.blocks))
         self.head = nn.Linear(width, 1)
 
-    def forward(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits of being an inlier: positive means keep.
-
-        Args:
-            matches: [B x N x (4 + side channels)] or [N x (4 + side channels)]: normalised x0 y0 x1 y1, then
-                side input.
-            mask: [B x N] or [N], True where a match is real, False where it pads the batch.
-
-        Returns:
-            [B x N] or [N] logits; 0 at padding.
-        """
-        if matches.dim() == 2:
-            return self(matches[None], None if mask is None else mask[None])[0]
+    def encode(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
+        """[B x N x channels] to the features that enter the first block, [B x N x width]."""
         # Never in bfloat16, which rounds coordinates to two pixels or so.
         with torch.autocast(matches.device.type, enabled=False):
             features = self.encoder(matches[..., :4], mask)
             if self.side_encoder is not None:
                 # An encoder of its own: next to coordinates, whose last pixel matters, anything else is noise.
                 features = features + self.side_encoder(matches[..., 4:], mask)
+        return features
+
+    def forward(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
+        features = self.encode(matches, mask)
         for block in self.blocks:
             features = block(features, mask)
         logits = self.head(features)[..., 0]
         return logits if mask is None else logits.masked_fill(~mask, 0.0)
 
+    def block_features(self, matches: Tensor) -> list[Tensor]:
+        found = [self.encode(matches)]
+        for block in self.blocks:
+            found.append(block(found[-1]))
+        return found
 
-def inlier_weights(logits: Tensor) -> Tensor:
-    """The paper's w = relu(tanh(o)) in [0, 1): the weight of a match in a weighted eight-point solution."""
-    largest = 1 - torch.finfo(logits.dtype).eps / 2
-    return torch.tanh(logits).clamp(min=0.0, max=largest)
+    def block_views(self, matches: Tensor) -> list[BlockView]:
+        entering = self.block_features(matches)[:-1]
+        return [block.view(features[:1]) for block, features in zip(self.blocks, entering, strict=True)]  # type: ignore[operator]
+
+    def rescale_logits(self, scale: float, shift: float) -> None:
+        rescale_linear(self.head, scale, shift)
+
+    def start_from(self, other: Network) -> None:
+        """All forms have the same weights, and side input that was not there counts nothing at first."""
+        have = other.settings
+        if isinstance(have, ANANetSettings):
+            have = replace(have, form=self.settings.form, side=have.side or self.settings.side)
+        if have != self.settings:
+            super().start_from(other)  # which says what is different
+        self.load_state_dict({**self.state_dict(), **other.state_dict()})

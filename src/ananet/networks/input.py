@@ -1,22 +1,74 @@
-"""What a network reads of a set of matches."""
+"""What a network reads of a set of matches: normalised coordinates, and side input where it was trained with some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ananet.correspondences import Correspondences
-from ananet.networks.ananet import ANANetSettings
+
+# Channels that each kind of side input takes. A kind that is not known is 0 in all of them.
+SIDE_INPUT = {"ratio": 1, "mutual": 1, "size": 2, "angle": 2}
+# Keypoint sizes are some hundredths of a focal length; their binary logarithm is moved to around 0.
+USUAL_LOG_SIZE = -7.0
 
 
-def network_input(matches: Correspondences, settings: ANANetSettings) -> Tensor:
-    """[N x 4] normalised points, or [N x 6] with side input, float32 on the matches' device."""
+def side_channels(side: Sequence[str]) -> int:
+    return sum(SIDE_INPUT[name] for name in side)
+
+
+def network_input(matches: Correspondences, side: Sequence[str]) -> Tensor:
+    """[N x (4 + side channels)] normalised points, then side input; float32 on the matches' device."""
     points = matches.normalized().float()
-    if settings.side_channels == 0:
+    if not side:
         return points
-    return torch.cat([points, side_input(points[:, 0], matches.ratio, matches.mutual)], dim=-1)
+    sizes = matches.normalized_sizes() if "size" in side else None
+    more = side_input(side, points[:, 0], matches.ratio, matches.mutual, sizes, matches.angles())
+    return torch.cat([points, more], dim=-1)
 
 
-def side_input(like: Tensor, ratio: Tensor | None, mutual: Tensor | None) -> Tensor:
-    """[... x N x 2] how distinctive each match is, 1 - ratio, and whether it is mutual, 1 or -1; 0 where not known."""
-    distinctive = torch.zeros_like(like) if ratio is None else 1 - ratio.to(like.dtype)
-    both_ways = torch.zeros_like(like) if mutual is None else mutual.to(like.dtype) * 2 - 1
-    return torch.stack([distinctive, both_ways], dim=-1)
+def side_input(
+    side: Sequence[str],
+    like: Tensor,
+    ratio: Tensor | None,
+    mutual: Tensor | None,
+    sizes: Tensor | None = None,
+    angles: Tensor | None = None,
+) -> Tensor:
+    """[... x N x channels] for the kinds of side input in their order; 0 where something is not known.
+
+    - ratio: how distinctive a match is, 1 - ratio;
+    - mutual: 1 or -1;
+    - size: log2 of how much larger the second keypoint is, and of the larger of both;
+    - angle: cosine and sine of the turn from the first keypoint to the second.
+
+    Args:
+        like: [... x N], whose shape, type and device the answer takes.
+        ratio, mutual: [... x N].
+        sizes, angles: [... x N x 2] of both keypoints; sizes are normalised as coordinates are. NaN is not known.
+    """
+    parts = []
+    for name in side:
+        if name == "ratio":
+            part = None if ratio is None else 1 - ratio.to(like.dtype)[..., None]
+        elif name == "mutual":
+            part = None if mutual is None else mutual.to(like.dtype)[..., None] * 2 - 1
+        elif name == "size":
+            part = None if sizes is None else _size_channels(sizes.to(like.dtype))
+        else:
+            part = None if angles is None else _angle_channels(angles.to(like.dtype))
+        parts.append(like.new_zeros(*like.shape, SIDE_INPUT[name]) if part is None else part)
+    return torch.cat(parts, dim=-1)
+
+
+def _size_channels(sizes: Tensor) -> Tensor:
+    logs = sizes.clamp_min(torch.finfo(sizes.dtype).tiny).log2()
+    channels = torch.stack([logs[..., 1] - logs[..., 0], logs.amax(-1) - USUAL_LOG_SIZE], dim=-1)
+    return channels.clamp(-8, 8).nan_to_num(nan=0.0)
+
+
+def _angle_channels(angles: Tensor) -> Tensor:
+    turn = angles[..., 1] - angles[..., 0]
+    return torch.stack([turn.cos(), turn.sin()], dim=-1).nan_to_num(nan=0.0)

@@ -1,44 +1,41 @@
 """Pruners one after another."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ananet.correspondences import Correspondences
-from ananet.pruners.base import Pruned, Pruner
+from ananet.pruners.base import Pruned, Pruner, answer, check_pairs
 
 
 class Chain(Pruner):
-    """Each pruner sees what the one before it kept; what one drops keeps its verdict, the rest is up to the next."""
+    """Each pruner sees what the one before it kept.
+
+    A match that one of them drops keeps that one's logit, moved along so that the last one's decision is below it too.
+    """
 
     def __init__(self, pruners: Sequence[Pruner]) -> None:
         self.pruners = list(pruners)
         self.name = "+".join(pruner.name for pruner in self.pruners)
+        self.decision = self.pruners[-1].decision
 
     def logits(self, matches: Correspondences) -> Tensor:
         return torch.as_tensor(self.batch([matches])[0].logits)
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
+        check_pairs(pairs)
         first, *others = self.pruners
         answers = first.batch(pairs)
+        logits = [torch.as_tensor(answer.logits) for answer in answers]
+        kept = [torch.as_tensor(answer.mask) for answer in answers]
+        decision = first.decision
         for pruner in others:
-            verdicts = pruner.batch([pair[answer.mask] for pair, answer in zip(pairs, answers, strict=True)])
-            answers = [_updated(answer, verdict) for answer, verdict in zip(answers, verdicts, strict=True)]
-        return answers
-
-
-def _updated(answer: Pruned, verdict: Pruned) -> Pruned:
-    """The answer with the verdict on what it kept."""
-
-    def merged(before: Any, after: Any) -> Any:
-        merged = before.clone() if isinstance(before, Tensor) else before.copy()
-        merged[answer.mask] = after
-        return merged
-
-    return Pruned(
-        merged(answer.mask, verdict.mask),
-        merged(answer.scores, verdict.scores),
-        merged(answer.logits, verdict.logits),
-    )
+            verdicts = pruner.batch([pair[mask] for pair, mask in zip(pairs, kept, strict=True)])
+            for number, verdict in enumerate(verdicts):
+                left = kept[number]
+                dropped = (logits[number] + (pruner.decision - decision)).clamp(max=pruner.decision)
+                logits[number] = dropped.masked_scatter(left, torch.as_tensor(verdict.logits))
+                kept[number] = left.masked_scatter(left, torch.as_tensor(verdict.mask))
+            decision = pruner.decision
+        return [answer(pair, of_pair, self.decision) for pair, of_pair in zip(pairs, logits, strict=True)]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ananet.checks import check_positive
 from ananet.correspondences import Correspondences
-from ananet.errors import InputError
 from ananet.pruners.base import LARGEST_LOGIT, Pruner
 
 CELLS = 20
@@ -38,9 +38,7 @@ class GMS(Pruner):
     name = "gms"
 
     def __init__(self, rotation: bool = True, scale: bool = True, threshold: float = 6.0) -> None:
-        if not threshold > 0:
-            raise InputError(f"threshold: expected a positive number, got {threshold!r}")
-        self.threshold = threshold
+        self.threshold = check_positive("threshold", threshold)
         self.scales = SCALES if scale else SCALES[:1]
         self.rotations = ROTATIONS if rotation else ROTATIONS[:1]
 

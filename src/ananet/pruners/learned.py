@@ -1,54 +1,77 @@
-"""A trained ANA-Net behind the same call as every other pruner."""
+"""A trained network behind the same call as every other pruner."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from ananet.checks import check_probability, is_number
 from ananet.correspondences import Correspondences
-from ananet.errors import InputError, check_probability, is_number
-from ananet.networks import ANANet, load_network
-from ananet.networks.engine import inference_engine
+from ananet.devices import choose_device
+from ananet.errors import InputError
+from ananet.inference import engine_for
+from ananet.networks import Network, load_network
 from ananet.networks.input import network_input
-from ananet.networks.rivals import doubt_rivals
 from ananet.pruners.base import Pruned, Pruner, answer, check_pairs
+from ananet.pruners.conflicts import doubt_conflicting
 
+# The probability above which F1 is highest, and the odds that poses gain by most, both on scenes kept out of training.
+THRESHOLD, CONFLICT_ODDS = 0.4, 30.0
 # Matches that go through the network at once, padding included: enough to fill a GPU, little enough to fit.
 MATCHES_AT_ONCE = 65_536
 
 
 class LearnedPruner(Pruner):
-    """ANA-Net with weights from a file.
+    """A network that scores matches.
 
     Args:
-        path: a safetensors file written by `ananet.networks.save_network`.
-        device: where the network runs.
+        network: trained.
+        device: where it runs.
         threshold: the probability above which a match is kept.
-        rival_odds: of matches that share a point but lie apart in the other image, at most one is right. The odds of
-            all but the best are divided by this. 1 leaves the network's verdict as it is, infinity keeps one place
+        conflict_odds: of matches that share a point but lie apart in the other image, at most one is right. The odds
+            of all but the best are divided by this. 1 leaves the network's verdict as it is, infinity keeps one place
             for every point.
+        name: of the pruner; the network's unless given.
+        card: what is known of the weights.
     """
 
     def __init__(
-        self, path: str | Path, device: torch.device, threshold: float = 0.4, rival_odds: float = 30.0
+        self,
+        network: Network,
+        device: str | torch.device = "auto",
+        threshold: float = THRESHOLD,
+        conflict_odds: float = CONFLICT_ODDS,
+        *,
+        name: str | None = None,
+        card: dict[str, Any] | None = None,
     ) -> None:
-        check_probability("threshold", threshold)
-        if not is_number(rival_odds) or not rival_odds >= 1:
-            raise InputError(f"rival_odds: expected a number of at least 1, got {rival_odds!r}")
-        self.name = Path(path).stem
+        threshold = check_probability("threshold", threshold)
+        if not is_number(conflict_odds) or not conflict_odds >= 1:
+            raise InputError(f"conflict_odds: expected a number of at least 1, got {conflict_odds!r}")
+        self.name = name or network.name
+        self.card = card or {}
         self.decision = math.log(threshold / (1 - threshold))
-        self.rival_odds = rival_odds
-        network, self.card = load_network(path)
-        self.device = device
-        self.network: ANANet = network.to(device)
-        self.engine = inference_engine(network, device)
-        if network.settings.side_channels not in (0, 2):
-            raise InputError(
-                f"weights: {path} wants {network.settings.side_channels} side channels; "
-                "expected 0, or 2 for ratio and mutual"
-            )
+        self.conflict_odds = conflict_odds
+        self.device = choose_device(device)
+        self.network = network.to(self.device)
+        self.engine = engine_for(network, self.device)
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "auto",
+        threshold: float = THRESHOLD,
+        conflict_odds: float = CONFLICT_ODDS,
+    ) -> Self:
+        """The network of a weight file that `ananet.networks.save_network` wrote."""
+        network, card = load_network(path)
+        return cls(network, device, threshold, conflict_odds, name=Path(path).stem, card=card)
 
     def logits(self, matches: Correspondences) -> Tensor:
         return self._logits([matches])[0]
@@ -65,14 +88,14 @@ class LearnedPruner(Pruner):
 
     def _logits(self, pairs: Sequence[Correspondences]) -> list[Tensor]:
         """The logits of several pairs in one pass, padded to the longest."""
-        inputs = [network_input(pair, self.network.settings).to(self.device) for pair in pairs]
+        inputs = [network_input(pair, self.network.settings.side).to(self.device) for pair in pairs]
         if len(inputs) == 1:
             alone = inputs[0][None]
-            return list(doubt_rivals(self.engine(alone, None), alone, self.rival_odds))
+            return list(doubt_conflicting(self.engine(alone, None), alone, self.conflict_odds))
         lengths = torch.tensor([len(x) for x in inputs], device=self.device)
         padded = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
         mask = torch.arange(padded.shape[1], device=self.device) < lengths[:, None]
-        logits = doubt_rivals(self.engine(padded, lengths), padded, self.rival_odds, mask)
+        logits = doubt_conflicting(self.engine(padded, lengths), padded, self.conflict_odds, mask)
         return [row[: len(x)] for row, x in zip(logits, inputs, strict=True)]
 
 

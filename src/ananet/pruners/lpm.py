@@ -5,7 +5,6 @@ neighbours lost, and those kept that do not move like the match itself. A first 
 likely inliers; a second round looks for neighbours among these alone, where outliers no longer disturb.
 """
 
-import cv2
 import numpy as np
 import torch
 from torch import Tensor
@@ -37,9 +36,9 @@ class LPM(Pruner):
     ) -> None:
         if len(neighbours) == 0 or min(neighbours) < 1:
             raise InputError(f"neighbours: expected sizes of at least 1, got {neighbours!r}")
-        if len(limits) != 2 or not all(0 < limit <= 1 for limit in limits):
+        if not all(0 < limit <= 1 for limit in limits):
             raise InputError(f"limits: expected two numbers in (0, 1], got {limits!r}")
-        self.neighbours, self.agreement, self.limits = tuple(neighbours), agreement, limits
+        self.neighbours, self.agreement, self.limits = neighbours, agreement, limits
 
     def logits(self, matches: Correspondences) -> Tensor:
         everyone = torch.ones(len(matches), dtype=torch.bool, device=matches.points0.device)
@@ -75,6 +74,8 @@ class LPM(Pruner):
 
 def nearest_candidates(points: Tensor, candidates: Tensor, k: int) -> Tensor:
     """[N x k] indices of the nearest candidates of every point, itself excluded; there must be more than k."""
+    import cv2
+
     pool = candidates.nonzero()[:, 0].cpu().numpy()
     # Centred, since the tree works in single precision.
     place = (points - points.mean(0)).detach().cpu().numpy().astype(np.float32)

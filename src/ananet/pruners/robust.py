@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ananet import geometry
 from ananet.correspondences import Correspondences
-from ananet.errors import InputError
-from ananet.pose import estimate_fundamental, estimate_pose
+from ananet.defaults import THRESHOLD_PIXELS
+from ananet.estimators import load_estimator
 from ananet.pruners.base import LARGEST_LOGIT, Pruner, margin
 
 
@@ -19,39 +19,35 @@ class RobustPruner(Pruner):
         threshold: largest distance to the epipolar geometry (Sampson) in pixels.
     """
 
-    estimator: ClassVar[str]
+    estimator_name: ClassVar[str]
 
-    def __init__(self, threshold: float = 1.0) -> None:
-        if not threshold > 0:
-            raise InputError(f"threshold: expected a positive number of pixels, got {threshold!r}")
-        self.threshold = threshold
+    def __init__(self, threshold: float = THRESHOLD_PIXELS) -> None:
+        self.estimator = load_estimator(self.estimator_name, threshold=threshold)
 
     def logits(self, matches: Correspondences) -> Tensor:
+        F = self._fundamental(matches)
+        if F is None:
+            return torch.full((len(matches),), -LARGEST_LOGIT)
         points0, points1 = matches.points0.double().cpu(), matches.points1.double().cpu()
-        if matches.K0 is not None and matches.K1 is not None:
-            K0, K1 = matches.K0.double().cpu(), matches.K1.double().cpu()
-            pose = estimate_pose(matches, self.estimator, threshold=self.threshold)
-            if pose is None:
-                return torch.full((len(matches),), -LARGEST_LOGIT)
-            E = geometry.essential_from_pose(torch.from_numpy(pose.R), torch.from_numpy(pose.t))
-            F = geometry.fundamental_from_essential(E, K0, K1)
-        else:
-            found = estimate_fundamental(matches, self.estimator, threshold=self.threshold)
-            if found is None:
-                return torch.full((len(matches),), -LARGEST_LOGIT)
-            F = found
-        return margin(self.threshold, geometry.sampson_distance(points0, points1, F))
+        return margin(self.estimator.threshold, geometry.sampson_distance(points0, points1, F))
+
+    def _fundamental(self, matches: Correspondences) -> Tensor | None:
+        if matches.K0 is None or matches.K1 is None:
+            return self.estimator.fundamental(matches)
+        pose = self.estimator.pose(matches)
+        if pose is None:
+            return None
+        E = geometry.essential_from_pose(torch.from_numpy(pose.R), torch.from_numpy(pose.t))
+        return geometry.fundamental_from_essential(E, matches.K0.double().cpu(), matches.K1.double().cpu())
 
 
 class RANSAC(RobustPruner):
     """Keeps the inliers of OpenCV's RANSAC."""
 
-    name = "ransac"
-    estimator = "ransac"
+    name = estimator_name = "ransac"
 
 
 class MAGSAC(RobustPruner):
     """Keeps the inliers of OpenCV's MAGSAC++."""
 
-    name = "magsac"
-    estimator = "magsac"
+    name = estimator_name = "magsac"

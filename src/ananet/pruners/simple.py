@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from ananet.checks import is_number
 from ananet.correspondences import Correspondences
+from ananet.defaults import DISTINCTIVE_RATIO
 from ananet.errors import InputError
 from ananet.pruners.base import LARGEST_LOGIT, Pruner
 
@@ -36,8 +38,8 @@ class Ratio(Pruner):
 
     name = "ratio"
 
-    def __init__(self, threshold: float = 0.8) -> None:
-        if not 0 < threshold < 1:
+    def __init__(self, threshold: float = DISTINCTIVE_RATIO) -> None:
+        if not is_number(threshold) or not 0 < threshold < 1:
             raise InputError(f"threshold: expected a ratio between 0 and 1, got {threshold!r}")
         self.threshold = threshold
 

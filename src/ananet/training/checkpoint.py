@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ananet.errors import InputError
-from ananet.files import atomic_path
+from ananet.files import save_tensors
 
 
 def save_checkpoint(
@@ -33,12 +32,8 @@ def save_checkpoint(
     for number, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{number}/{name}": torch.as_tensor(value) for name, value in state.items()}
     header = {"step": step, "settings": settings, "notes": notes}
-    with atomic_path(path) as temporary:
-        save_file(
-            {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()},
-            temporary,
-            {"checkpoint": json.dumps(header)},
-        )
+    copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    save_tensors(path, copies, {"checkpoint": json.dumps(header)})
 
 
 def load_checkpoint(
@@ -46,13 +41,16 @@ def load_checkpoint(
 ) -> tuple[int, dict[str, Any]]:
     """Fill network, average and optimiser; returns the step reached and the notes."""
     header, tensors = read_checkpoint(path)
-    for prefix, module in (("network", network), ("average", average)):
-        module.load_state_dict(_under(tensors, prefix))
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in _under(tensors, "optimizer").items():
-        number, key = name.split("/")
-        state.setdefault(int(number), {})[key] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    try:
+        for prefix, module in (("network", network), ("average", average)):
+            module.load_state_dict(_under(tensors, prefix))
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in _under(tensors, "optimizer").items():
+            number, key = name.split("/")
+            state.setdefault(int(number), {})[key] = value
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise InputError(f"checkpoint: {path} does not fit the run ({error})") from None
     return header["step"], header["notes"]
 
 
@@ -64,9 +62,15 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
         raise InputError(f"checkpoint: {path} cannot be read ({error})") from None
-    if "checkpoint" not in metadata:
+    try:
+        header = json.loads(metadata["checkpoint"])
+        good = isinstance(header["step"], int) and isinstance(header["settings"], dict)
+        good &= isinstance(header["notes"], dict) and {"best", "seconds"} <= set(header["notes"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        good = False
+    if not good:
         raise InputError(f"checkpoint: {path} is not a checkpoint of a training run")
-    return json.loads(metadata["checkpoint"]), tensors
+    return header, tensors
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -10,13 +10,12 @@ Several processes (torchrun) each draw their own batches and share gradients.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +25,23 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ananet import __version__
-from ananet.datasets.base import Batch
-from ananet.datasets.batches import PairBatches
-from ananet.datasets.shards import PairSet, read_pairs
-from ananet.datasets.synthetic import SyntheticSettings, synthesize
+from ananet.datasets.base import Batch, LabelledPair
+from ananet.datasets.sources import StoredPairs, open_stored_pairs
 from ananet.devices import choose_device
 from ananet.errors import InputError
-from ananet.networks import ANANet, load_network, save_network
-from ananet.networks.input import side_input
+from ananet.estimators import load_estimator
+from ananet.networks import Network, load_network, make_network, save_network
+from ananet.networks.input import SIDE_INPUT, side_input
+from ananet.pruners.learned import LearnedPruner
+from ananet.seeds import generator
+from ananet.training.calibration import fit_scores, labels, pose_scores, predict, score
 from ananet.training.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
+from ananet.training.data import BatchSource, known_side_input
 from ananet.training.loss import class_loss, geometric_loss
 from ananet.training.muon import OPTIMIZERS
 from ananet.training.progress import Progress
 from ananet.training.settings import TrainSettings
-from ananet.training.validation import fit_probabilities, fold_into_head, pose_scores, predict, score
 
-PROBLEMS_AT_ONCE = 512
 # A scale and a shift need no more pairs than this.
 CALIBRATION_PAIRS = 400
 LAST, BEST, WEIGHTS, LOG = "last.safetensors", "best.safetensors", "weights.safetensors", "log.jsonl"
@@ -68,163 +68,212 @@ def train(
         What the run came to: step, loss (None if no step was left), seconds, and validation scores if there are any.
     """
     rank, processes = _join_processes()
-    device = _own_device(device, rank)
+    own_device = _own_device(device, rank)
     run = Path(run)
-    run.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(settings.seed)
-    network = ANANet(settings.network)
-    if start_from is not None:
-        _copy_weights(network, start_from)
-    network = network.to(device)
-    average = RunningAverage(network, settings.averaging)
-    optimizer = OPTIMIZERS[settings.optimizer](
-        network.parameters(), settings.learning_rate, weight_decay=settings.weight_decay, fused=device.type == "cuda"
-    )
-    step = 0
-    notes: dict[str, Any] = {"best": None, "seconds": 0.0}
-    if (run / LAST).exists():
-        _same_settings(run / LAST, settings)
-        step, notes = load_checkpoint(run / LAST, network, average.network, optimizer)
-
-    model: Callable[..., Tensor] = DistributedDataParallel(network) if processes > 1 else network
-    if settings.compile and device.type == "cuda" and processes == 1:
-        # One CUDA graph forward and one backward: launching a thousand small kernels takes longer than running them.
-        model = torch.compile(network, mode="reduce-overhead", dynamic=False)
-    pairs = read_pairs(settings.pairs) if settings.pairs else None
-    source = BatchSource(settings, pairs, device, rank, processes)
-    validation = list(read_pairs(settings.validation)) if settings.validation and rank == 0 else []
+    trainer = Trainer(settings, run, own_device, start_from, rank, processes)
     last_step = min(settings.steps, until or settings.steps)
-    start, started_at = time.monotonic(), step
-    mean_loss = torch.zeros((), device=device)
-    with Progress(run / LOG if rank == 0 else None, settings.steps, step) as progress:
-        while step < last_step:
-            learning_rate = _learning_rate(settings, step)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
-            batch, full = source.draw(step)
-            loss = _loss(model, batch, full, settings, step, device)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(network.parameters(), settings.clip_gradient)
-            optimizer.step()
-            step += 1
-            average.update(step)
-
-            mean_loss += (loss.detach() - mean_loss) / min(step - started_at, settings.log_every)
-            out_of_time = time.monotonic() - start > max_seconds
-            finishing = step == last_step or out_of_time
+    start, started_at = time.monotonic(), trainer.step
+    with Progress(run / LOG if rank == 0 else None, settings.steps, trainer.step, settings.tensorboard) as progress:
+        progress.say(trainer.describe())
+        mean_loss = torch.zeros((), device=own_device)
+        while trainer.step < last_step:
+            loss, gradient = trainer.advance()
+            step = trainer.step
+            mean_loss += (loss - mean_loss) / min(step - started_at, settings.log_every)
+            elapsed = time.monotonic() - start
+            if step == started_at + 1 and own_device.type == "cpu":
+                progress.say(f"one step took {elapsed:.1f} s: {_duration(elapsed * (last_step - started_at))} in all")
+            finishing = step == last_step or elapsed > max_seconds
             if step % settings.log_every == 0 or finishing:
-                _stop_if_broken(float(mean_loss), float(norm), step, run)
-                rate = (step - started_at) * settings.batches.batch_size * processes / (time.monotonic() - start)
+                _stop_if_broken(float(mean_loss), float(gradient), step, run)
+                rate = (step - started_at) * settings.batches.batch_size * processes / elapsed
+                learning_rate = _learning_rate(settings, step - 1)
                 progress.log(step, loss=float(mean_loss), learning_rate=learning_rate, pairs_per_second=rate)
-            if rank == 0 and (step % settings.validate_every == 0 or finishing) and validation:
-                scores = score(predict(average.network, validation, device, settings.inlier_distance))
-                progress.log(step, **{f"validation_{name}": value for name, value in scores.items()})
-                if notes["best"] is None or scores["average_precision"] > notes["best"]["average_precision"]:
-                    notes["best"] = {"step": step, **scores}
-                    _save(run / BEST, step, settings, network, average.network, optimizer, notes)
-            if rank == 0 and (step % settings.checkpoint_every == 0 or finishing):
-                spent = notes["seconds"] + time.monotonic() - start
-                _save(run / LAST, step, settings, network, average.network, optimizer, {**notes, "seconds": spent})
-            if out_of_time:
+            if step % settings.validate_every == 0 or finishing:
+                trainer.validate(progress)
+            if step % settings.checkpoint_every == 0 or finishing:
+                trainer.save(LAST, elapsed)
+            if finishing:
                 break
-
-        notes["seconds"] += time.monotonic() - start
-        scores = {}
-        if rank == 0:
-            facts = {**notes, "steps": step}
-            scores = calibrate_and_save(run, settings, average.network, pairs, validation, device, facts, progress.say)
-            if scores:
-                progress.log(step, **{f"final_{name}": value for name, value in scores.items()})
+        trainer.notes["seconds"] += time.monotonic() - start
+        scores = trainer.finish(progress)
     if processes > 1:
         dist.barrier()
         dist.destroy_process_group()
-    loss_now = float(mean_loss) if step > started_at else None
-    return {"step": step, "loss": loss_now, **notes, "validation": scores}
+    loss_now = float(mean_loss) if trainer.step > started_at else None
+    return {"step": trainer.step, "loss": loss_now, **trainer.notes, "validation": scores}
 
 
-class BatchSource:
-    """Batches of real pairs mixed with synthetic problems in a set share; each process has its own.
-
-    On a GPU many problems are drawn in the time of few, so batches for several steps are made at once.
-    """
+class Trainer:
+    """A network, what trains it, and how far it has come."""
 
     def __init__(
-        self, settings: TrainSettings, pairs: PairSet | None, device: torch.device, rank: int, processes: int
+        self,
+        settings: TrainSettings,
+        run: Path,
+        device: torch.device,
+        start_from: str | Path | None,
+        rank: int,
+        processes: int,
     ) -> None:
-        total = settings.batches.batch_size
-        share = settings.synthetic_share if pairs is not None else 1.0
-        self.steps_at_once = max(1, PROBLEMS_AT_ONCE // total) if device.type == "cuda" else 1
-        self.seed, self.device, self.rank, self.processes = settings.seed, device, rank, processes
-        self.synthetic = round(share * total)
-        self.real: PairBatches | None = None
-        matches = settings.batches.matches
-        if pairs is not None and self.synthetic < total:
-            own = replace(settings.batches, batch_size=(total - self.synthetic) * self.steps_at_once)
-            left_out = (*settings.calibration_scenes, *settings.excluded_scenes)
-            self.real = PairBatches(pairs, own, settings.seed, device, without=left_out)
-            matches = self.real.matches
-        self.problems = SyntheticSettings(matches=matches)
-        self.made = -1
-        self.batches: list[Batch] = []
-        self.full: list[bool] = []
+        self.settings, self.run, self.device, self.rank = settings, run, device, rank
+        self.pairs = open_stored_pairs(settings.pairs) if settings.pairs else None
+        if settings.pose_estimator is not None:
+            load_estimator(settings.pose_estimator)  # better missed now than after the last step
+        torch.manual_seed(settings.seed)
+        network = make_network(settings.network)
+        if start_from is not None:
+            _copy_weights(network, start_from)
+        self.network = network.to(device)
+        self.average = RunningAverage(self.network, settings.averaging)
+        self.optimizer = OPTIMIZERS[settings.optimizer](
+            self.network.parameters(),
+            settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            fused=device.type == "cuda",
+        )
+        self.step = 0
+        self.notes: dict[str, Any] = {"best": None, "seconds": 0.0, "data": _fingerprint(self.pairs)}
+        run.mkdir(parents=True, exist_ok=True)
+        if (run / LAST).exists():
+            _same_run(run / LAST, settings, self.notes["data"])
+            self.step, self.notes = load_checkpoint(run / LAST, self.network, self.average.network, self.optimizer)
+        self.model = _trainable(self.network, settings, device, processes)
+        self.source = BatchSource(settings, self.pairs, device, rank, processes)
+        self.validation: list[LabelledPair] = []
+        if settings.validation and rank == 0:
+            self.validation = list(open_stored_pairs(settings.validation))
 
-    def draw(self, step: int) -> tuple[Batch, bool]:
-        """The batch of a step, and whether it is full: without padding the network takes a shorter road."""
-        turn, place = divmod(step, self.steps_at_once)
-        if self.made != turn:
-            self.batches, self.made = self._make(turn * self.processes + self.rank), turn
-            # Asking the GPU makes the CPU wait, so ask once for all.
-            self.full = torch.stack([batch.mask.all() for batch in self.batches]).tolist()
-        return self.batches[place], self.full[place]
+    def describe(self) -> str:
+        """What will be trained, on what and where, in one line."""
+        settings, batches = self.settings, self.settings.batches
+        parameters = sum(parameter.numel() for parameter in self.network.parameters())
+        data = "synthetic problems alone" if self.pairs is None else f"{len(self.pairs)} pairs of {settings.pairs}"
+        resumed = f", from step {self.step}" if self.step else ""
+        return (
+            f"training {settings.network.name} ({parameters:,} parameters) on {self.device}: {settings.steps:,} steps "
+            f"of {batches.batch_size} x {batches.matches} matches, {data}{resumed}"
+        )
 
-    def _make(self, number: int) -> list[Batch]:
-        kinds: list[list[Batch]] = []
-        if self.real is not None:
-            kinds.append(_split(self.real[number], self.steps_at_once))
-        if self.synthetic:
-            generator = torch.Generator(self.device).manual_seed((self.seed * 0x9E3779B1 + number) % 2**63)
-            problems = synthesize(self.synthetic * self.steps_at_once, generator, self.problems)
-            kinds.append(_split(problems, self.steps_at_once))
-        return [_concatenate(parts) for parts in zip(*kinds, strict=True)]
+    def advance(self) -> tuple[Tensor, Tensor]:
+        """One step; returns its loss and the length of the gradient, without waiting for the device."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = _learning_rate(self.settings, self.step)
+        batch, full = self.source.draw(self.step)
+        loss = self._loss(batch, full)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        gradient = nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_gradient)
+        self.optimizer.step()
+        self.step += 1
+        self.average.update(self.step)
+        return loss.detach(), gradient
+
+    def _loss(self, batch: Batch, full: bool) -> Tensor:
+        settings, mask = self.settings, batch.mask
+        half = settings.precision == "bf16" and self.device.type == "cuda"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+            stages = self.model(self._input(batch), None if full else mask)
+        loss = torch.zeros((), device=self.device)
+        for logits in stages:
+            loss = loss + class_loss(logits, batch.inlier, mask, settings.balance)
+            if settings.geometric_weight and self.step >= settings.geometric_from:
+                loss = loss + settings.geometric_weight * geometric_loss(logits, batch.matches, batch.inlier, mask)
+        return loss
+
+    def _input(self, batch: Batch) -> Tensor:
+        """[B x N x channels]: coordinates and side input, some of it withheld."""
+        side = self.settings.network.side
+        if not side:
+            return batch.matches
+        values = side_input(side, batch.matches[..., 0], batch.ratio, batch.mutual, batch.sizes, batch.angles)
+        draw = generator(self.device, "side", self.settings.seed, self.rank, self.step)
+        known = known_side_input(len(values), len(side), self.settings.side_dropout, draw)
+        channels = torch.tensor([SIDE_INPUT[name] for name in side], device=self.device)
+        shown = known.repeat_interleave(channels, dim=1, output_size=values.shape[-1])[:, None] & batch.mask[..., None]
+        return torch.cat([batch.matches, values * shown], dim=-1)
+
+    def validate(self, progress: Progress) -> None:
+        """Score the averaged weights, as a pruner would run them, and keep the best."""
+        if not self.validation:
+            return
+        scores = self._scores(self.average.network)
+        progress.log(self.step, **{f"validation_{name}": value for name, value in scores.items()})
+        best = self.notes["best"]
+        if best is None or scores["average_precision"] > best["average_precision"]:
+            self.notes["best"] = {"step": self.step, **scores}
+            self.save(BEST, 0.0)
+
+    def _scores(self, network: Network, estimator: str | None = None) -> dict[str, float]:
+        answers = predict(LearnedPruner(network, self.device), self.validation)
+        scores = score(answers, labels(self.validation, self.settings.inlier_distance))
+        return scores if estimator is None else scores | pose_scores(answers, self.validation, estimator)
+
+    def save(self, name: str, elapsed: float) -> None:
+        """Write a checkpoint; `elapsed` seconds of this session are not in the notes yet."""
+        if self.rank == 0:
+            notes = {**self.notes, "seconds": self.notes["seconds"] + elapsed}
+            settings = self.settings.to_dict()
+            save_checkpoint(
+                self.run / name, self.step, settings, self.network, self.average.network, self.optimizer, notes
+            )
+
+    def finish(self, progress: Progress) -> dict[str, float]:
+        """Fit the scores, write the weights with their card, and return what they come to on the validation pairs."""
+        if self.rank != 0:
+            return {}
+        settings = self.settings
+        network = copy.deepcopy(self.average.network)
+        if self.pairs is not None:
+            chosen = _calibration_pairs(settings, self.pairs)
+            kind = "kept out of training" if settings.calibration_scenes else "that were trained on"
+            progress.say(f"fitting the scores on {len(chosen)} pairs {kind}")
+            fit_scores(network, [self.pairs[n] for n in chosen], self.device, settings.inlier_distance)
+        scores: dict[str, float] = {}
+        if self.validation:
+            progress.say(f"scoring the weights on {len(self.validation)} validation pairs")
+            scores = self._scores(network, settings.pose_estimator)
+            progress.log(self.step, **{f"final_{name}": value for name, value in scores.items()})
+        # Where the pairs lay says nothing to others.
+        how = {name: value for name, value in settings.to_dict().items() if name not in ("pairs", "validation")}
+        card = {"ananet": __version__, "settings": how, **self.notes, "steps": self.step, "validation": scores}
+        save_network(self.run / WEIGHTS, network, card)
+        return scores
 
 
-def _split(batch: Batch, parts: int) -> list[Batch]:
-    pieces = {f.name: getattr(batch, f.name).chunk(parts) for f in fields(Batch)}
-    return [Batch(**{name: values[n] for name, values in pieces.items()}) for n in range(parts)]
+class _Stages(nn.Module):
+    """A network that answers with all of its stages."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, matches: Tensor, mask: Tensor | None) -> list[Tensor]:
+        return self.network.stages(matches, mask)
 
 
-def _concatenate(parts: Sequence[Batch]) -> Batch:
-    return Batch(**{f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Batch)})
+def _trainable(
+    network: Network, settings: TrainSettings, device: torch.device, processes: int
+) -> Callable[[Tensor, Tensor | None], list[Tensor]]:
+    """The network as a training step calls it."""
+    stages = _Stages(network)
+    if processes > 1:
+        return DistributedDataParallel(stages)
+    if settings.compile and device.type == "cuda":
+        # One CUDA graph forward and one backward: launching a thousand small kernels takes longer than running them.
+        return torch.compile(stages, mode="reduce-overhead", dynamic=False)
+    return stages
 
 
-def _loss(
-    model: Callable[..., Tensor], batch: Batch, full: bool, settings: TrainSettings, step: int, device: torch.device
-) -> Tensor:
-    matches = batch.matches
-    if settings.network.side_channels:
-        side = side_input(matches[..., 0], batch.ratio, batch.mutual)
-        known = _known_side_input(len(matches), settings.side_dropout, step, device)
-        matches = torch.cat([matches, side * (known[:, None] & batch.mask[..., None])], dim=-1)
-    half = settings.precision == "bf16" and device.type == "cuda"
-    with torch.autocast(device.type, torch.bfloat16, enabled=half):
-        logits = model(matches, None if full else batch.mask)
-    inlier = (batch.distance < settings.inlier_distance) & batch.mask
-    loss = class_loss(logits, inlier, batch.mask, settings.balance)
-    if settings.geometric_weight and step >= settings.geometric_from:
-        loss = loss + settings.geometric_weight * geometric_loss(logits, batch.matches, inlier, batch.mask)
-    return loss
+def _calibration_pairs(settings: TrainSettings, pairs: StoredPairs) -> list[int]:
+    """Numbers of the pairs to fit the scores on, evenly spread.
 
-
-def _known_side_input(pairs: int, dropout: float, step: int, device: torch.device) -> Tensor:
-    """[B x 2] bool, following from the step: which pairs show their ratios, and which their mutual flags.
-
-    Where something is withheld it is one, the other or both, equally often: users have either, too.
+    Without scenes kept out for it, pairs that were trained on are better than none.
     """
-    generator = torch.Generator(device).manual_seed(step)
-    withheld = torch.rand(pairs, 1, generator=generator, device=device) < dropout
-    kind = torch.randint(3, (pairs, 1), generator=generator, device=device)
-    return ~(withheld & (kind != torch.arange(2, device=device)))
+    scene_of_pairs = pairs.scene_of_pairs()
+    names = set(settings.calibration_scenes) or set(scene_of_pairs) - set(settings.excluded_scenes)
+    chosen = [number for number, name in enumerate(scene_of_pairs) if name in names]
+    return chosen[:: max(1, math.ceil(len(chosen) / CALIBRATION_PAIRS))]
 
 
 def _learning_rate(settings: TrainSettings, step: int) -> float:
@@ -239,7 +288,7 @@ def _learning_rate(settings: TrainSettings, step: int) -> float:
 class RunningAverage:
     """A network whose weights and statistics are the running mean of another's."""
 
-    def __init__(self, network: ANANet, decay: float) -> None:
+    def __init__(self, network: Network, decay: float) -> None:
         self.network, self.decay = copy.deepcopy(network).eval(), decay
         means, values = self.network.state_dict().values(), network.state_dict().values()
         pairs = [(mean, value) for mean, value in zip(means, values, strict=True) if mean.dtype.is_floating_point]
@@ -260,62 +309,32 @@ def _stop_if_broken(loss: float, norm: float, step: int, run: Path) -> None:
         )
 
 
-def _save(
-    path: Path,
-    step: int,
-    settings: TrainSettings,
-    network: nn.Module,
-    average: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    notes: dict[str, Any],
-) -> None:
-    save_checkpoint(path, step, settings.to_dict(), network, average, optimizer, notes)
-
-
-def calibrate_and_save(
-    run: Path,
-    settings: TrainSettings,
-    network: ANANet,
-    pairs: PairSet | None,
-    validation: list[Any],
-    device: torch.device,
-    notes: dict[str, Any],
-    say: Callable[[str], None],
-) -> dict[str, float]:
-    """Fit the scores, on scenes kept out of training if there are any, and write the weights with their card.
-
-    Returns what the weights come to on the validation pairs: matches, and poses where OpenCV is installed.
+def _duration(seconds: float) -> str:
     """
-    network = copy.deepcopy(network)
-    if pairs is not None:
-        # Without scenes kept out for it, pairs that were trained on are better than none.
-        names = settings.calibration_scenes or set(pairs.scenes) - set(settings.excluded_scenes)
-        scenes = torch.tensor([pairs.scenes.index(name) for name in names])
-        chosen = torch.isin(pairs.pair_scene, scenes).nonzero()[:, 0].tolist()
-        chosen = chosen[:: max(1, math.ceil(len(chosen) / CALIBRATION_PAIRS))]
-        if chosen:
-            kind = "kept out of training" if settings.calibration_scenes else "that were trained on"
-            say(f"fitting the scores on {len(chosen)} pairs {kind}")
-            answers = predict(network, (pairs[n] for n in chosen), device, settings.inlier_distance)
-            fold_into_head(network, *fit_probabilities(answers))
-    # Where the pairs lay says nothing to others.
-    how = {name: value for name, value in settings.to_dict().items() if name not in ("pairs", "validation")}
-    scores: dict[str, float] = {}
-    if validation:
-        say(f"scoring the weights on {len(validation)} validation pairs")
-        answers = predict(network, validation, device, settings.inlier_distance)
-        scores = score(answers)
-        if find_spec("cv2") is not None:
-            scores |= pose_scores(answers, validation)
-    card = {"ananet": __version__, "settings": how, **notes, "validation": scores}
-    save_network(run / WEIGHTS, network, card)
-    return scores
+    >>> _duration(50), _duration(7200), _duration(400_000)
+    ('50 s', '2 hours', '5 days')
+    """
+    for name, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {name}"
+    return f"{seconds:.0f} s"
 
 
-def _same_settings(path: Path, settings: TrainSettings) -> None:
-    before = read_checkpoint(path)[0]["settings"]
+def _fingerprint(pairs: StoredPairs | None) -> str | None:
+    """What tells one set of pairs from another, wherever they lie."""
+    if pairs is None:
+        return None
+    return hashlib.sha256("\n".join(pairs.scene_of_pairs()).encode()).hexdigest()[:16]
+
+
+def _same_run(path: Path, settings: TrainSettings, data: str | None) -> None:
+    """Refuses to go on with other settings or other pairs; where the pairs lie does not matter."""
+    header, _ = read_checkpoint(path)
     now = json.loads(json.dumps(settings.to_dict()))
-    different = sorted(name for name in now if before.get(name) != now[name])
+    paths = ("pairs", "validation")
+    different = sorted(name for name in now if name not in paths and header["settings"].get(name) != now[name])
+    if header["notes"].get("data") != data:
+        different.append("pairs")
     if different:
         raise InputError(
             f"run: {path.parent} holds a run with other settings ({', '.join(different)}); "
@@ -323,15 +342,11 @@ def _same_settings(path: Path, settings: TrainSettings) -> None:
         )
 
 
-def _copy_weights(network: ANANet, path: str | Path) -> None:
-    loaded, _ = load_network(path)
-    have, want = loaded.settings, network.settings
-    # All forms have the same weights, and side input that was not there counts nothing at first.
-    if replace(have, form=want.form, side_channels=have.side_channels or want.side_channels) != want:
-        different = [f.name for f in fields(want) if getattr(have, f.name) != getattr(want, f.name)]
-        shapes = (", ".join(f"{name} = {getattr(of, name)}" for name in different) for of in (have, want))
-        raise InputError("from: {} has {}, the run wants {}".format(path, *shapes))
-    network.load_state_dict({**network.state_dict(), **loaded.state_dict()})
+def _copy_weights(network: Network, path: str | Path) -> None:
+    try:
+        network.start_from(load_network(path)[0])
+    except InputError as error:
+        raise InputError(f"from: {path}: {error}") from None
 
 
 def _join_processes() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a JSONL log always, a progress bar where tqdm is there, TensorBoard on request."""
+"""What a run tells while it goes: a JSONL log always, a progress bar in a terminal, TensorBoard on request."""
 
 from __future__ import annotations
 
@@ -9,25 +9,35 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tqdm import tqdm
+
+from ananet.errors import MissingExtraError
+from ananet.files import atomic_path
+
 
 class Progress:
-    """Logs to a file and to the screen; silent without a file, as in all processes but the first."""
+    """Logs to a file and to the screen; silent without a file, as in all processes but the first.
 
-    def __init__(self, log: Path | None, steps: int, step: int) -> None:
-        self.file = None if log is None else log.open("a", buffering=1)
+    Args:
+        log: JSONL file; a run that goes on goes on with it.
+        steps: of the whole run.
+        step: that it starts from. Lines of later steps, which a killed run left, are removed.
+        tensorboard: whether to write TensorBoard's files beside the log.
+    """
+
+    def __init__(self, log: Path | None, steps: int, step: int, tensorboard: bool = False) -> None:
         self.start, self.started_at, self.steps = time.monotonic(), step, steps
+        self.file: Any = None
         self.bar: Any = None
         self.board: Any = None
         if log is None:
             return
+        _forget_after(log, step)
+        self.file = log.open("a", buffering=1, encoding="utf-8")
         if sys.stderr.isatty():
-            self.bar = _bar(steps, step)
-        try:
-            from torch.utils.tensorboard import SummaryWriter  # an extra: pip install 'ananet[tensorboard]'
-
-            self.board = SummaryWriter(str(log.parent))
-        except ImportError:
-            pass
+            self.bar = tqdm(total=steps, initial=step, unit="step", smoothing=0.05)
+        if tensorboard:
+            self.board = _summary_writer(log.parent)
 
     def log(self, step: int, **values: float) -> None:
         if self.file is None:
@@ -64,9 +74,24 @@ class Progress:
                 open_thing.close()
 
 
-def _bar(steps: int, step: int) -> Any:
+def _forget_after(log: Path, step: int) -> None:
+    """Leaves the lines up to a step, whole ones only."""
+    if not log.exists():
+        return
+    kept = []
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            if line.endswith("\n") and json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    with atomic_path(log) as temporary:
+        temporary.write_text("".join(kept), encoding="utf-8")
+
+
+def _summary_writer(folder: Path) -> Any:
     try:
-        from tqdm import tqdm
+        from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        return None
-    return tqdm(total=steps, initial=step, unit="step", smoothing=0.05)
+        raise MissingExtraError("tensorboard", "tensorboard") from None
+    return SummaryWriter(str(folder))

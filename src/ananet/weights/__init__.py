@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ananet.errors import InputError
+from ananet.files import read_json
 
 FOLDER = Path(str(files(__package__)))
 INDEX = FOLDER / "index.json"
@@ -16,7 +16,7 @@ INDEX = FOLDER / "index.json"
 
 def bundled() -> dict[str, dict[str, Any]]:
     """What the index says of each weight file, by name: `summary` and `sha256`."""
-    return json.loads(INDEX.read_text())
+    return read_json(INDEX)
 
 
 def bundled_path(name: str) -> Path:
@@ -32,7 +32,10 @@ def bundled_path(name: str) -> Path:
 def weight_file(name: str) -> Path | None:
     """Bundled weights by their name, or any file by its path; None if there is neither."""
     path = bundled_path(name) if name in bundled() else Path(name)
-    return path if path.is_file() else None
+    try:
+        return path if path.is_file() else None
+    except (OSError, ValueError):
+        return None  # no file can have such a name
 
 
 def checksum(path: Path) -> str:

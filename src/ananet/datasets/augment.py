@@ -1,0 +1,259 @@
+"""How training pairs are changed: each change is one function that draws for all problems of a batch at once.
+
+Changes of matches in pixels come first (`Problems`), then those of what a network sees (`Batch`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from ananet import geometry
+from ananet.cameras import FOCAL_GUESS, calibrate, scale_by_size
+from ananet.datasets.base import Batch
+
+
+class Draw:
+    """Random numbers for one batch."""
+
+    def __init__(self, generator: torch.Generator, batch_size: int) -> None:
+        self.generator = generator
+        self.ones = torch.ones(batch_size, device=generator.device)
+
+    def uniform(self) -> Tensor:
+        """[B]"""
+        return self.uniform_like(self.ones)
+
+    def uniform_like(self, values: Tensor) -> Tensor:
+        return torch.rand(values.shape, generator=self.generator, device=values.device)
+
+    def normal_like(self, values: Tensor) -> Tensor:
+        return torch.randn(values.shape, generator=self.generator, device=values.device)
+
+    def exponential_like(self, values: Tensor) -> Tensor:
+        return -torch.log1p(-self.uniform_like(values))
+
+    def integer(self, below: Tensor) -> Tensor:
+        """Whole numbers from 0 to below - 1."""
+        return torch.minimum((self.uniform_like(below) * below).long(), below.long() - 1)
+
+    def chance(self, probability: float) -> Tensor:
+        """[B] 1 with the given probability, else 0."""
+        return (self.uniform() < probability).to(self.ones.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Problems:
+    """Matches of B pairs in pixels, padded to the longest pair."""
+
+    points0: Tensor
+    """[B x N x 2]"""
+    points1: Tensor
+    sizes: Tensor
+    """[B x N x 2] of both keypoints, in pixels; NaN where not known."""
+    angles: Tensor
+    """[B x N x 2] of both keypoints, in radians; NaN where not known."""
+    ratio: Tensor
+    mutual: Tensor
+    mask: Tensor
+    """[B x N] which matches exist."""
+    K0: Tensor
+    """[B x 3 x 3]"""
+    K1: Tensor
+    image_size0: Tensor
+    """[B x 2]"""
+    image_size1: Tensor
+    R: Tensor
+    t: Tensor
+
+    def distance(self) -> Tensor:
+        """[B x N] squared symmetric epipolar distance, calibrated."""
+        rays0, rays1 = calibrate(self.points0, self.K0), calibrate(self.points1, self.K1)
+        return geometry.symmetric_epipolar_distance_squared(rays0, rays1, geometry.essential_from_pose(self.R, self.t))
+
+    def pick(self, order: Tensor) -> Problems:
+        """The matches that indices [B x M] name."""
+        per_match = ("points0", "points1", "sizes", "angles", "ratio", "mutual", "mask")
+        return replace(self, **{name: take(getattr(self, name), order) for name in per_match})
+
+
+def take(values: Tensor, index: Tensor) -> Tensor:
+    """Rows [B x M] of values [B x N] or [B x N x C]."""
+    return values.gather(1, index if values.dim() == 2 else index[..., None].expand(-1, -1, values.shape[-1]))
+
+
+def jitter(draw: Draw, problems: Problems, pixels: float) -> Problems:
+    """Noise on all points."""
+    return replace(
+        problems,
+        points0=problems.points0 + pixels * draw.normal_like(problems.points0),
+        points1=problems.points1 + pixels * draw.normal_like(problems.points1),
+    )
+
+
+def drop_inliers(draw: Draw, inlier: Tensor, keep: Tensor, probability: float) -> Tensor:
+    """[B x N] bool: what is left when, in some problems, up to four fifths of the inliers are left out."""
+    share = 0.8 * draw.uniform() * draw.chance(probability)
+    return keep & ~(inlier & (draw.uniform_like(share[:, None].expand(keep.shape)) < share[:, None]))
+
+
+def drop_outliers(draw: Draw, inlier: Tensor, keep: Tensor, probability: float) -> Tensor:
+    """[B x N] bool: what is left when, in some problems, four fifths to all of the outliers are left out."""
+    share = (0.8 + 0.25 * draw.uniform()) * draw.chance(probability)
+    clean = keep & ~(~inlier & (draw.uniform_like(share[:, None].expand(keep.shape)) < share[:, None]))
+    # Where there are no inliers something must be left.
+    return clean.where(clean.any(1, keepdim=True), keep)
+
+
+def sample(draw: Draw, problems: Problems, keep: Tensor, count: int) -> Problems:
+    """So many matches of every problem, at random; from the beginning again where there are fewer."""
+    # A random order with the kept ones first; its head is the sample.
+    order = (draw.uniform_like(problems.ratio) - keep.to(problems.ratio.dtype)).argsort(dim=1)
+    number = torch.arange(count, device=order.device)
+    order = order.gather(1, number % keep.sum(1, keepdim=True).clamp_min(1))
+    return replace(problems, mask=keep).pick(order)
+
+
+def shorten(draw: Draw, problems: Problems, fewest: int) -> Problems:
+    """A random count of matches of every problem, on a logarithmic scale; the rest becomes padding."""
+    most = problems.mask.shape[1]
+    count = fewest * (most / fewest) ** draw.uniform()
+    within = torch.arange(most, device=count.device) < count.round()[:, None]
+    return replace(problems, mask=problems.mask & within)
+
+
+def wrong_partners(draw: Draw, problems: Problems, probability: float) -> Problems:
+    """In some problems up to half of the matches get the second point of another one: a keypoint, as of wrong ones."""
+    mask, ratio = problems.mask, problems.ratio
+    share = 0.5 * draw.uniform() * draw.chance(probability)
+    wrong = (draw.uniform_like(ratio) < share[:, None]) & mask
+    other = draw.integer(mask.sum(1).clamp_min(1)[:, None].expand_as(ratio))
+
+    def second_of_other(values: Tensor) -> Tensor:
+        return torch.stack([values[..., 0], values[..., 1].where(~wrong, take(values[..., 1], other))], dim=-1)
+
+    return replace(
+        problems,
+        points1=problems.points1.where(~wrong[..., None], take(problems.points1, other)),
+        sizes=second_of_other(problems.sizes),
+        angles=second_of_other(problems.angles),
+        ratio=ratio.where(~wrong, 1 - 0.06 * draw.exponential_like(ratio)).clamp(0, 1),
+        mutual=problems.mutual & ~(wrong & (draw.uniform_like(ratio) < 0.8)),
+    )
+
+
+def far_points(draw: Draw, problems: Problems, probability: float) -> Problems:
+    """In some problems up to a tenth of the matches end outside of the second image, up to one image away."""
+    share = 0.1 * draw.uniform() * draw.chance(probability)
+    far = ((draw.uniform_like(problems.ratio) < share[:, None]) & problems.mask)[..., None]
+    size = problems.image_size1[:, None]
+    anywhere = size * (3 * draw.uniform_like(problems.points1) - 1)
+    inside = ((anywhere >= 0) & (anywhere < size)).all(-1, keepdim=True)
+    return replace(problems, points1=problems.points1.where(~far | inside, anywhere))
+
+
+def as_batch(draw: Draw, problems: Problems, inlier_distance: float, uncalibrated: float) -> Batch:
+    """What a network sees of the problems: rays, or in some of them points scaled by the image size."""
+    p, distance = problems, problems.distance()
+    by_size = draw.chance(uncalibrated)[:, None, None] > 0
+    matches, sizes = [], []
+    for n, (points, K, image_size) in enumerate(((p.points0, p.K0, p.image_size0), (p.points1, p.K1, p.image_size1))):
+        matches.append(torch.where(by_size, scale_by_size(points, image_size), calibrate(points, K)))
+        focal = K.diagonal(dim1=-2, dim2=-1)[:, :2].mean(-1)
+        focal = torch.where(by_size[:, 0, 0], FOCAL_GUESS * image_size.amax(-1), focal)
+        sizes.append(p.sizes[..., n] / focal[:, None])
+    real = p.mask.to(distance.dtype)
+    return Batch(
+        matches=torch.cat(matches, dim=-1) * real[..., None],
+        inlier=(distance < inlier_distance) & p.mask,
+        distance=distance * real,
+        ratio=p.ratio * real,
+        mutual=p.mutual & p.mask,
+        sizes=torch.stack(sizes, dim=-1),
+        angles=p.angles,
+        mask=p.mask,
+        R=p.R,
+        t=p.t,
+    )
+
+
+def change_focal(draw: Draw, batch: Batch, largest: float) -> Batch:
+    """Coordinates of both images times a factor, as if the focal length were off."""
+    factor = (largest * (2 * draw.uniform() - 1)).exp()[:, None, None]
+    return replace(batch, matches=batch.matches * factor, sizes=batch.sizes * factor)
+
+
+def roll(draw: Draw, batch: Batch, probability: float) -> Batch:
+    """Each camera turned around its axis, in some problems, by any angle."""
+    angles = [2 * math.pi * draw.uniform() * draw.chance(probability) for _ in range(2)]
+    turn0, turn1 = map(_around_axis, angles)
+    points0, points1 = batch.matches[..., :2] @ turn0[:, :2, :2].mT, batch.matches[..., 2:] @ turn1[:, :2, :2].mT
+    return replace(
+        batch,
+        matches=torch.cat([points0, points1], dim=-1),
+        angles=batch.angles + torch.stack(angles, dim=-1)[:, None],
+        R=turn1 @ batch.R @ turn0.mT,
+        t=(turn1 @ batch.t[..., None])[..., 0],
+    )
+
+
+def _around_axis(angle: Tensor) -> Tensor:
+    """[B] angles to [B x 3 x 3] rotations around the viewing axis."""
+    sine, cosine, zero, one = angle.sin(), angle.cos(), torch.zeros_like(angle), torch.ones_like(angle)
+    return torch.stack([cosine, -sine, zero, sine, cosine, zero, zero, zero, one], dim=-1).unflatten(-1, (3, 3))
+
+
+def mirror(draw: Draw, batch: Batch, probability: float) -> Batch:
+    """Both images mirrored, left to right, in some problems."""
+    mirrored = draw.chance(probability)
+    sign, one = 1 - 2 * mirrored, torch.ones_like(mirrored)
+    flip = torch.stack([sign, one, one], dim=-1)
+    return replace(
+        batch,
+        matches=batch.matches * torch.stack([sign, one, sign, one], dim=-1)[:, None],
+        angles=torch.where(mirrored[:, None, None] > 0, math.pi - batch.angles, batch.angles),
+        R=flip[:, :, None] * batch.R * flip[:, None, :],
+        t=flip * batch.t,
+    )
+
+
+def swap(draw: Draw, batch: Batch, probability: float) -> Batch:
+    """The two images change places in some problems."""
+    swapped = draw.chance(probability) > 0
+    of_matches = swapped[:, None, None]
+    back = -(batch.R.mT @ batch.t[..., None])[..., 0]
+    return replace(
+        batch,
+        matches=torch.where(of_matches, batch.matches.roll(2, dims=-1), batch.matches),
+        sizes=torch.where(of_matches, batch.sizes.flip(-1), batch.sizes),
+        angles=torch.where(of_matches, batch.angles.flip(-1), batch.angles),
+        R=torch.where(of_matches, batch.R.mT, batch.R),
+        t=torch.where(swapped[:, None], back, batch.t),
+    )
+
+
+def second_motion(draw: Draw, batch: Batch, probability: float) -> Batch:
+    """Gives some pairs, within a disc of the first image, the matches that their neighbour in the batch has there."""
+    count = batch.mask.sum(1)
+    first = batch.matches[..., :2]
+    partner = first.roll(1, 0)
+    # The disc lies around a match of the partner and holds a tenth to six tenths of its matches.
+    centre = take(partner, draw.integer(count.roll(1, 0).clamp_min(1))[:, None])
+    distance = (partner - centre).norm(dim=-1).masked_fill(~batch.mask.roll(1, 0), math.inf)
+    share = (0.1 + 0.5 * draw.uniform()) * draw.chance(probability)
+    taken = (share * count.roll(1, 0)).long()[:, None]
+    order = distance.argsort(dim=1)
+    radius = distance.gather(1, order).gather(1, (taken - 1).clamp_min(0))
+    # What the pair itself has there makes room first.
+    own_order = ((first - centre).norm(dim=-1) > radius).to(torch.uint8).argsort(dim=1, stable=True)
+    theirs = torch.arange(order.shape[1], device=order.device) < taken
+
+    def merged(values: Tensor) -> Tensor:
+        chosen = theirs if values.dim() == 2 else theirs[..., None]
+        return torch.where(chosen, take(values.roll(1, 0), order), take(values, own_order))
+
+    names = [f.name for f in fields(Batch) if f.name not in ("R", "t")]
+    return replace(batch, **{name: merged(getattr(batch, name)) for name in names})

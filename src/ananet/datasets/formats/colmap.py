@@ -1,0 +1,279 @@
+"""COLMAP models, text and binary: photos with cameras and poses.
+
+Only cameras and images are read, by a small parser of their own format; COLMAP itself is not needed.
+COLMAP puts the centre of the first pixel at (0.5, 0.5). Principal points are moved to OpenCV's (0, 0) on reading.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ananet.cameras import CAMERA_MODELS, MODEL_NAMES, Camera, parse_camera
+from ananet.datasets.base import PosedImage, PosedPair, PosedScene
+from ananet.datasets.sources import PosedPhotos
+from ananet.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+
+class PosedScenes(PosedPhotos):
+    """A scene laid out as `images/` beside `sparse/`, or a folder of such scenes."""
+
+    name = "posed scenes"
+    recognised_by = "images/ beside sparse/, a COLMAP model, in a folder or in the folders within"
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return path.is_dir() and bool(find_scenes(path))
+
+    def scenes(self) -> list[PosedScene]:
+        return [read_posed_scene(folder) for folder in find_scenes(self.path)]
+
+
+def find_scenes(path: Path) -> list[Path]:
+    """The folder itself if it is a scene, and the scenes in it, by name."""
+    return [folder for folder in (path, *sorted(path.iterdir())) if (folder / "sparse").is_dir()]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageRow:
+    """One row of a model's images."""
+
+    name: str
+    camera: int
+    quaternion: np.ndarray
+    """[4] world-to-camera rotation, real part first."""
+    translation: np.ndarray
+    """[3] world-to-camera."""
+
+
+def read_posed_scene(folder: str | Path) -> PosedScene:
+    """A scene laid out as `images/` beside `sparse/` or `sparse/0/`, with an optional `pairs.txt`.
+
+    `pairs.txt` holds two image names a line. A pair whose photo is missing is left out, and logged.
+    """
+    folder = Path(folder)
+    if not (folder / "images").is_dir():
+        raise InputError(f"folder: expected a folder of photos {folder / 'images'}, there is none")
+    candidates = [folder / "sparse", folder / "sparse" / "0"]
+    model = next((path for path in candidates if _suffix(path)), None)
+    if model is None:
+        raise InputError(f"folder: expected a COLMAP model in {candidates[0]} or {candidates[1]}, there is none")
+    scene, missing = _read_scene(model, folder / "images", folder.resolve().name)
+    if not (folder / "pairs.txt").exists():
+        return scene
+    names = _read_pairs(folder / "pairs.txt", known={*scene.images, *missing})
+    complete = [pair for pair in names if all(name in scene.images for name in pair)]
+    if len(complete) < len(names):
+        logger.warning(
+            "%s: %d of %d pairs left out, their photos are missing", folder, len(names) - len(complete), len(names)
+        )
+    pairs = [PosedPair(scene.images[a], scene.images[b], f"{a}-{b}") for a, b in complete]
+    return PosedScene(scene.name, scene.images, pairs)
+
+
+def read_colmap(folder: str | Path, image_folder: str | Path | None = None, name: str | None = None) -> PosedScene:
+    """The images of a COLMAP model (`cameras` and `images`, `.bin` or else `.txt`) with their cameras and poses.
+
+    Args:
+        folder: holds the model.
+        image_folder: holds the photos. Those of the model that are not there are left out, and logged by name.
+            Without it no photo is looked for, and paths are the bare names.
+        name: of the scene; the folder's unless given.
+
+    The `distortion` of an image is (model, coefficients): what is left of the camera's parameters once focal
+    lengths and principal point have gone into K.
+    """
+    folder = Path(folder)
+    scene, _ = _read_scene(folder, image_folder, folder.resolve().name if name is None else name)
+    return scene
+
+
+def _read_scene(folder: Path, image_folder: str | Path | None, name: str) -> tuple[PosedScene, list[str]]:
+    """The scene, and the names of the images whose photos are missing."""
+    cameras, rows = _read_cameras(folder), _read_images(folder)
+    if not rows:
+        raise InputError(f"folder: expected a model with images, {folder} has none")
+    images: dict[str, PosedImage] = {}
+    missing = []
+    for row in rows:
+        if row.camera not in cameras:
+            raise InputError(f"folder: image {row.name} of {folder} refers to camera {row.camera}, which is not there")
+        if row.name in images:
+            raise InputError(f"folder: {folder} names image {row.name} twice")
+        camera = cameras[row.camera]
+        path = Path(row.name) if image_folder is None else Path(image_folder) / row.name
+        if image_folder is not None and not path.is_file():
+            missing.append(row.name)
+            continue
+        R = _rotation(row.quaternion, f"{folder}, image {row.name}")
+        images[row.name] = PosedImage(path, camera.K, R, row.translation, camera.distortion, camera.size)
+    if missing:
+        logger.warning("%s: %d of %d photos are not in %s: %s", folder, len(missing), len(rows), image_folder, missing)
+    if not images:
+        raise InputError(f"image_folder: expected the photos of {folder}, {image_folder} has none of its {len(rows)}")
+    return PosedScene(name, images), missing
+
+
+def _rotation(quaternion: np.ndarray, where: str) -> np.ndarray:
+    """[4] quaternion, real part first, to the [3 x 3] rotation."""
+    norm = np.linalg.norm(quaternion)
+    if not 1e-6 < norm < math.inf:
+        raise InputError(f"{where}: expected a rotation quaternion, got {quaternion.tolist()}")
+    w, x, y, z = quaternion / norm
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+
+
+def _suffix(folder: Path) -> str | None:
+    """Which of the two formats a folder holds, binary first as in COLMAP; None for neither."""
+    for suffix in (".bin", ".txt"):
+        if all((folder / f"{part}{suffix}").is_file() for part in ("cameras", "images")):
+            return suffix
+    return None
+
+
+def _model_file(folder: Path, part: str) -> Path:
+    suffix = _suffix(folder)
+    if suffix is None:
+        raise InputError(f"folder: expected a COLMAP model (cameras and images, .bin or .txt), {folder} holds none")
+    return folder / f"{part}{suffix}"
+
+
+def _read_cameras(folder: Path) -> dict[int, Camera]:
+    path = _model_file(folder, "cameras")
+    return dict(_binary_cameras(path) if path.suffix == ".bin" else _text_cameras(path))
+
+
+def _read_images(folder: Path) -> list[ImageRow]:
+    path = _model_file(folder, "images")
+    return list(_binary_images(path) if path.suffix == ".bin" else _text_images(path))
+
+
+def _text_cameras(path: Path) -> Iterator[tuple[int, Camera]]:
+    for number, line in _lines(path):
+        if not line or line.startswith("#"):
+            continue
+        where = f"{path}, line {number}"
+        fields = line.split()
+        try:
+            identity, model_name, size = int(fields[0]), fields[1], (int(fields[2]), int(fields[3]))
+            parameters = [float(field) for field in fields[4:]]
+        except (ValueError, IndexError):
+            raise InputError(f"{where}: expected CAMERA_ID MODEL WIDTH HEIGHT PARAMETERS, got {line!r}") from None
+        yield identity, parse_camera(model_name, size, parameters, where)
+
+
+def _text_images(path: Path) -> Iterator[ImageRow]:
+    lines = _lines(path)
+    for number, line in lines:
+        if not line or line.startswith("#"):
+            continue
+        # The name is the rest of the line: it may hold spaces.
+        fields = line.split(maxsplit=9)
+        try:
+            pose, camera, name = [float(field) for field in fields[1:8]], int(fields[8]), fields[9]
+        except (ValueError, IndexError):
+            raise InputError(
+                f"{path}, line {number}: expected IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME, got {line!r}"
+            ) from None
+        yield _image_row(name, camera, pose, f"{path}, line {number}")
+        number, points = next(lines, (number + 1, ""))
+        if len(points.split()) % 3:
+            raise InputError(
+                f"{path}, line {number}: expected the points of image {name} (X Y POINT3D_ID each, or an empty line), "
+                f"got {points[:80]!r}"
+            )
+
+
+def _image_row(name: str, camera: int, pose: list[float], where: str) -> ImageRow:
+    if not all(map(math.isfinite, pose)):
+        raise InputError(f"{where}: expected a finite pose, got {pose}")
+    return ImageRow(name, camera, np.array(pose[:4]), np.array(pose[4:]))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines without surrounding blanks."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected a text file in UTF-8 ({error})") from None
+    # Not splitlines(), which also splits at characters that a file name may hold.
+    for number, line in enumerate(text.split("\n"), start=1):
+        yield number, line.strip()
+
+
+class _BinaryReader:
+    """Little-endian values one after another."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.data, self.position = path, path.read_bytes(), 0
+
+    def take(self, layout: str) -> tuple[float, ...]:
+        layout = "<" + layout
+        self._require(struct.calcsize(layout))
+        values = struct.unpack_from(layout, self.data, self.position)
+        self.position += struct.calcsize(layout)
+        return values
+
+    def text(self) -> str:
+        """Up to the next zero byte."""
+        end = self.data.find(b"\0", self.position)
+        if end < 0:
+            self._require(len(self.data))
+        text = self.data[self.position : end].decode("utf-8", errors="surrogateescape")
+        self.position = end + 1
+        return text
+
+    def skip(self, size: int) -> None:
+        self._require(size)
+        self.position += size
+
+    def _require(self, size: int) -> None:
+        if self.position + size > len(self.data):
+            raise InputError(f"{self.path}: expected more data after byte {self.position}, the file is cut short")
+
+
+def _binary_cameras(path: Path) -> Iterator[tuple[int, Camera]]:
+    reader = _BinaryReader(path)
+    for _ in range(int(reader.take("Q")[0])):
+        identity, number, width, height = map(int, reader.take("iiQQ"))
+        where = f"{path}, camera {identity}"
+        if number not in MODEL_NAMES:
+            raise InputError(f"{where}: expected a camera model of {', '.join(CAMERA_MODELS)}, got number {number}")
+        model_name = MODEL_NAMES[number]
+        parameters = reader.take("d" * CAMERA_MODELS[model_name].parameters)
+        yield identity, parse_camera(model_name, (width, height), parameters, where)
+
+
+def _binary_images(path: Path) -> Iterator[ImageRow]:
+    reader = _BinaryReader(path)
+    for _ in range(int(reader.take("Q")[0])):
+        identity, *pose, camera = reader.take("i7di")
+        name = reader.text()
+        yield _image_row(name, int(camera), pose, f"{path}, image {identity}")
+        reader.skip(24 * int(reader.take("Q")[0]))
+
+
+def _read_pairs(path: Path, known: set[str]) -> list[tuple[str, str]]:
+    pairs = []
+    for number, line in _lines(path):
+        if not line or line.startswith("#"):
+            continue
+        names = line.split()
+        if len(names) != 2 or not known.issuperset(names):
+            raise InputError(f"{path}, line {number}: expected two names of images of the model, got {line!r}")
+        pairs.append((names[0], names[1]))
+    return pairs

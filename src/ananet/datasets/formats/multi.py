@@ -1,0 +1,114 @@
+"""MULTI (Grid-GTM): image pairs in which several things move, with every match labelled.
+
+A case is a folder with two JPEG files, `1key_location.txt` and `2key_location.txt` (a count, then x y),
+`match_idx.txt` (i j: row i of the first with row j of the second) and `gt_location.txt` (a count, then x0 y0 x1 y1).
+There are no cameras, so points are normalised by image size.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ananet.correspondences import Correspondences
+from ananet.datasets.base import LabelledPair
+from ananet.datasets.sources import StoredPairs
+from ananet.errors import InputError
+from ananet.images import read_image
+
+# A match is right when both of its keypoints lie this near, in pixels, to those of one true match.
+LABEL_RADIUS = 1.0
+
+
+class MULTICases(StoredPairs):
+    """The cases in a folder and the folders in it, in the order of their numbers."""
+
+    name = "MULTI"
+    recognised_by = "folders with match_idx.txt and gt_location.txt"
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return path.is_dir() and bool(find_cases(path))
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(Path(path))
+        self.cases = find_cases(path)
+        if not self.cases:
+            raise InputError(f"source: expected {self.recognised_by}, {path} holds none")
+
+    @property
+    def has_poses(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def __getitem__(self, number: int) -> LabelledPair:
+        return read_case(self.cases[number])
+
+
+def find_cases(folder: str | Path) -> list[Path]:
+    """Folders of cases at any depth: case2 before case10."""
+
+    def numbers(path: Path) -> list[str | int]:
+        # Words and numbers alternate, so like is compared with like.
+        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.as_posix())]
+
+    found = (path.parent for path in Path(folder).rglob("match_idx.txt"))
+    return sorted((case for case in found if (case / "gt_location.txt").is_file()), key=numbers)
+
+
+def read_case(folder: str | Path) -> LabelledPair:
+    """One pair. Its label is right or wrong only: several motions have no single epipolar distance."""
+    folder = Path(folder)
+    photos = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
+    if len(photos) != 2:
+        raise InputError(f"folder: expected two JPEG files in {folder}, got {len(photos)}")
+    keypoints0 = _read_table(folder / "1key_location.txt", columns=2, counted=True)
+    keypoints1 = _read_table(folder / "2key_location.txt", columns=2, counted=True)
+    index = _read_table(folder / "match_idx.txt", columns=2, counted=False).astype(np.int64)
+    truth = _read_table(folder / "gt_location.txt", columns=4, counted=True)
+    largest = np.array([len(keypoints0), len(keypoints1)]) - 1
+    if (index < 0).any() or (index > largest).any():
+        raise InputError(f"{folder / 'match_idx.txt'}: expected indices up to {largest.tolist()}, got others")
+
+    points0, points1 = keypoints0[index[:, 0]], keypoints1[index[:, 1]]
+    sizes = [read_image(photo).shape[1::-1] for photo in photos]
+    matches = Correspondences(points0, points1, size0=sizes[0], size1=sizes[1])
+    inlier = torch.from_numpy(_near_truth(points0, points1, truth))
+    return LabelledPair(folder.name, matches, inlier, scene="multi", paths=(photos[0], photos[1]))
+
+
+def _near_truth(points0: np.ndarray, points1: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """[N] bool: whether both ends of a match are near both ends of some row of the truth [M x 4]."""
+
+    def near(points: np.ndarray, true_points: np.ndarray) -> np.ndarray:
+        offset = points[:, None] - true_points[None]
+        return np.einsum("nmk,nmk->nm", offset, offset) <= LABEL_RADIUS**2
+
+    return (near(points0, truth[:, :2]) & near(points1, truth[:, 2:])).any(axis=1)
+
+
+def _read_table(path: Path, columns: int, counted: bool) -> np.ndarray:
+    """[N x columns] float64; `counted` files say N in their first line."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected a text file ({error})") from None
+    rows = [line.split() for line in lines if line.strip()]
+    try:
+        count = int(rows.pop(0)[0]) if counted else len(rows)
+        table = np.array(rows, np.float64).reshape(-1, columns)
+    except (ValueError, IndexError):
+        first = "a count, then " if counted else ""
+        raise InputError(f"{path}: expected {first}{columns} numbers a line, got something else") from None
+    if len(table) != count or any(len(row) != columns for row in rows):
+        raise InputError(f"{path}: expected {count} rows of {columns} numbers, got {len(rows)} lines")
+    if not np.isfinite(table).all():
+        raise InputError(f"{path}: expected finite numbers, got NaN or infinity")
+    return table

@@ -1,0 +1,259 @@
+"""YFCC100M and SUN3D as OANet prepares them: HDF5 dumps of matches, and the raw scenes they are made from.
+
+A dump has a group for each quantity, and in it a float32 dataset for each pair, named by its number:
+
+    xs (1, N, 4) calibrated points       ys (N, 1) squared symmetric epipolar distance, not a label
+    Rs (3, 3), ts (3, 1) true pose       ratios (N,), mutuals (N,)
+    f1s, f2s (1, 2) focal lengths        cx1s, cy1s, cx2s, cy2s (1,) principal points
+
+The dumps of all descriptors (sift-2000, superpoint-1024) and of all splits share this layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ananet.cameras import camera_matrix, project
+from ananet.correspondences import Correspondences
+from ananet.datasets.base import LabelledPair, PosedImage, PosedPair, PosedScene
+from ananet.datasets.sources import PosedPhotos, StoredPairs
+from ananet.defaults import INLIER_DISTANCE
+from ananet.errors import InputError, MissingExtraError
+from ananet.files import atomic_path
+
+GROUPS = ("xs", "ys", "Rs", "ts", "ratios", "mutuals", "cx1s", "cy1s", "cx2s", "cy2s", "f1s", "f2s")
+
+# What the paper tests on; all other scenes are for training and validation.
+YFCC_TEST_SCENES = ("buckingham_palace", "notre_dame_front_facade", "reichstag", "sacre_coeur")
+SUN3D_TEST_SCENES = (
+    *(f"te-brown{number}" for number in range(1, 6)),
+    "te-hotel1",
+    *(f"te-harvard{number}" for number in range(1, 5)),
+    *(f"te-mit{number}" for number in range(1, 6)),
+)
+# Pairs of a raw scene count if more than so many 3D points are seen in both images.
+FEWEST_COMMON_POINTS = 50
+# OANet's own seed: the same pairs are drawn from a scene as its authors drew.
+PAIR_SEED = 1234
+
+
+class OANetDump(StoredPairs):
+    """The pairs of a dump, each read when it is asked for.
+
+    Args:
+        path: of the HDF5 file.
+        scenes: where given, the file holds equally many pairs of each in this order, as YFCC's test dump does of
+            `YFCC_TEST_SCENES`; pairs then know their scene.
+
+    Points come back in pixels, with K, so that estimators can be given thresholds in pixels. It can be sent to
+    worker processes: each opens the file for itself.
+    """
+
+    name = "OANet dump"
+    recognised_by = "an .h5 or .hdf5 file"
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return path.is_file() and path.suffix in (".h5", ".hdf5")
+
+    def __init__(self, path: str | Path, scenes: Sequence[str] = ()) -> None:
+        super().__init__(Path(path))
+        self.scenes = tuple(scenes)
+        self._file: Any = None
+        missing = [group for group in GROUPS if group not in self._open()]
+        if missing:
+            raise InputError(f"path: expected the groups {', '.join(GROUPS)} in {path}, missing {', '.join(missing)}")
+        self._length = len(self._open()["xs"])
+        if scenes and self._length % len(scenes):
+            raise InputError(f"scenes: expected equally many pairs of {len(scenes)} scenes, got {self._length} pairs")
+
+    def _open(self) -> Any:
+        if self._file is None:
+            h5py = _import_h5py()
+            if not self.path.is_file():
+                raise InputError(f"path: no such file: {self.path}")
+            try:
+                self._file = h5py.File(self.path, "r")
+            except OSError as error:
+                raise InputError(f"path: {self.path} is not an HDF5 file ({error})") from None
+        return self._file
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_file": None}
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def __enter__(self) -> OANetDump:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, number: int) -> LabelledPair:
+        if not 0 <= number < len(self):
+            raise IndexError(f"pair {number} of {len(self)}")
+        return self._read(number, self._scene(number))
+
+    def scene_of_pairs(self) -> list[str]:
+        return [self._scene(number) for number in range(len(self))]
+
+    def _scene(self, number: int) -> str:
+        return self.scenes[number * len(self.scenes) // len(self)] if self.scenes else ""
+
+    def _read(self, index: int, scene: str) -> LabelledPair:
+        values = {group: self._values(group, index) for group in GROUPS}
+        count = values["xs"].size // 4
+        expected = {"xs": 4 * count, "ys": count, "ratios": count, "mutuals": count, "Rs": 9, "ts": 3}
+        expected |= {"f1s": 2, "f2s": 2, "cx1s": 1, "cy1s": 1, "cx2s": 1, "cy2s": 1}
+        for group, size in expected.items():
+            if values[group].size != size:
+                raise InputError(f"{self.path}, {group}/{index}: expected {size} numbers, got {values[group].size}")
+        K0, K1 = (camera_matrix(*values[f"f{n}s"], *values[f"cx{n}s"], *values[f"cy{n}s"]) for n in (1, 2))
+        rays = values["xs"].reshape(count, 4)
+        matches = Correspondences(
+            torch.from_numpy(project(rays[:, :2], K0)),
+            torch.from_numpy(project(rays[:, 2:], K1)),
+            K0=K0,
+            K1=K1,
+            # Two equal descriptors in the second image make 0 / 0: as doubtful as can be.
+            ratio=np.nan_to_num(values["ratios"], nan=1.0).clip(0, 1),
+            mutual=values["mutuals"] > 0.5,
+        )
+        distance = torch.from_numpy(values["ys"]).float()
+        return LabelledPair(
+            str(index),
+            matches,
+            distance < INLIER_DISTANCE,
+            distance,
+            torch.from_numpy(values["Rs"].reshape(3, 3)),
+            torch.from_numpy(values["ts"]),
+            scene,
+        )
+
+    def _values(self, group: str, index: int) -> np.ndarray:
+        """A dataset as a flat float64 array."""
+        data = self._open()[group].get(str(index))
+        if data is None:
+            raise InputError(f"{self.path}: expected a dataset {group}/{index}, there is none")
+        return np.asarray(data, np.float64).reshape(-1)
+
+
+def write_oanet_dump(path: str | Path, pairs: Iterable[LabelledPair]) -> None:
+    """Writes pairs in OANet's layout. They need cameras, ratio, mutual flags, pose and distances."""
+    h5py = _import_h5py()
+    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+        groups = {name: file.create_group(name) for name in GROUPS}
+        for index, pair in enumerate(pairs):
+            for name, values in _dump_values(pair).items():
+                groups[name].create_dataset(str(index), data=values.astype(np.float32))
+
+
+def _dump_values(pair: LabelledPair) -> dict[str, np.ndarray]:
+    matches = pair.matches
+
+    def given(name: str, value: Tensor | None) -> np.ndarray:
+        if value is None:
+            raise InputError(f"pairs: expected {name} of every pair, pair {pair.name!r} has none")
+        return value.detach().cpu().double().numpy()
+
+    K0, K1 = given("K0", matches.K0), given("K1", matches.K1)
+    return {
+        "xs": given("points", matches.normalized())[None],
+        "ys": given("distance", pair.distance)[:, None],
+        "Rs": given("R", pair.R),
+        "ts": given("t", pair.t).reshape(3, 1),
+        "ratios": given("ratio", matches.ratio),
+        "mutuals": given("mutual", matches.mutual),
+        "cx1s": K0[:1, 2],
+        "cy1s": K0[1:2, 2],
+        "cx2s": K1[:1, 2],
+        "cy2s": K1[1:2, 2],
+        "f1s": K0[[0, 1], [0, 1]][None],
+        "f2s": K1[[0, 1], [0, 1]][None],
+    }
+
+
+class OANetRawScenes(PosedPhotos):
+    """A raw scene of OANet's (`images.txt`, `calibration.txt`, `visibility.txt`), or a folder of them."""
+
+    name = "OANet raw scenes"
+    recognised_by = "images.txt, calibration.txt and visibility.txt, in a folder or in the folders within"
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return path.is_dir() and bool(_raw_scenes(path))
+
+    def scenes(self) -> list[PosedScene]:
+        return [read_raw_scene(folder) for folder in _raw_scenes(self.path)]
+
+
+def _raw_scenes(path: Path) -> list[Path]:
+    return [folder for folder in (path, *sorted(path.iterdir())) if (folder / "visibility.txt").is_file()]
+
+
+def read_raw_scene(folder: str | Path, most_pairs: int | None = None) -> PosedScene:
+    """A scene before matching: `images.txt`, `calibration.txt` and `visibility.txt`, each a list of files.
+
+    Both directions of a pair count, if more than 50 points are seen in both. OANet trains on 10,000 pairs a scene
+    and validates on 100: `most_pairs` draws the same ones. (Its test pairs are prescribed; take those from the dump.)
+    """
+    folder = Path(folder)
+    names, cameras, visible = (_read_list(folder / f"{name}.txt") for name in ("images", "calibration", "visibility"))
+    if not len(names) == len(cameras) == len(visible):
+        raise InputError(
+            f"folder: expected as many images as calibrations and visibilities in {folder}, "
+            f"got {len(names)}, {len(cameras)} and {len(visible)}"
+        )
+    images = {name: _read_camera(folder / camera, folder / name) for name, camera in zip(names, cameras, strict=True)}
+    common = [np.loadtxt(folder / name, ndmin=1).ravel() for name in visible]
+    for name, counts in zip(visible, common, strict=True):
+        if len(counts) != len(names):
+            raise InputError(f"{folder / name}: expected {len(names)} numbers, got {len(counts)}")
+    pairs = [(i, j) for i, j in product(range(len(names)), repeat=2) if i != j and common[i][j] > FEWEST_COMMON_POINTS]
+    order = np.random.RandomState(PAIR_SEED).permutation(len(pairs))[:most_pairs]
+    chosen = [(names[pairs[k][0]], names[pairs[k][1]]) for k in order]
+    listed = [PosedPair(images[a], images[b], f"{a}-{b}") for a, b in chosen]
+    return PosedScene(folder.resolve().name, images, listed)
+
+
+def _read_camera(path: Path, image: Path) -> PosedImage:
+    """A calibration file: K, with the principal point as an offset from the image centre, R, T and imsize (w, h)."""
+    h5py = _import_h5py()
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    with h5py.File(path, "r") as file:
+        try:
+            K, R, T, size = (np.asarray(file[name], np.float64) for name in ("K", "R", "T", "imsize"))
+            K, R, T, (width, height) = K.reshape(3, 3), R.reshape(3, 3), T.reshape(3), size.reshape(2)
+        except (KeyError, ValueError) as error:
+            raise InputError(f"{path}: expected K (3, 3), R (3, 3), T (3,) and imsize (2,): {error}") from None
+    offset = np.array([[0, 0, (width - 1) / 2], [0, 0, (height - 1) / 2], [0, 0, 0]])
+    return PosedImage(image, K + offset, R, T)
+
+
+def _read_list(path: Path) -> list[str]:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    return [line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+
+
+def _import_h5py() -> ModuleType:
+    try:
+        import h5py
+    except ImportError:
+        raise MissingExtraError("h5py", "h5") from None
+    return h5py

@@ -1,0 +1,180 @@
+"""A look at training pairs: statistics by scene, their distributions, and pairs with their labels drawn.
+
+Wrong poses show at once: matches that are plainly right then lie off their epipolar lines. So the share of
+*distinctive* matches (mutual, ratio below 0.8), most of them right in any scene, that the label calls inliers
+is a check of the poses that needs no eye.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+
+from ananet import geometry
+from ananet.cameras import mean_focal
+from ananet.datasets.base import LabelledPair
+from ananet.datasets.formats.shards import PairShards
+from ananet.defaults import DISTINCTIVE_RATIO
+from ananet.drawing import GAP, WHITE, draw_matches, figure_to_picture, import_matplotlib, stack
+from ananet.errors import InputError
+from ananet.images import read_image
+
+# A pair is doubtful if it has enough distinctive matches to judge by, and most of them miss their epipolar lines.
+ENOUGH_DISTINCTIVE = 20
+DOUBTFUL_BELOW = 0.5
+COLUMNS, ROWS = 3, 4
+SHOWN_MATCHES = 80
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """What one pair adds to the statistics."""
+
+    scene: int
+    matches: int
+    inlier_ratio: float
+    rotation: float
+    """Degrees between the two cameras."""
+    parallax: float
+    """Degrees, median over inliers among the distinctive matches: a measure of the baseline."""
+    distinctive: int
+    distinctive_inliers: float
+    """Share of the distinctive matches that are labelled inliers."""
+    residual: float
+    """Pixels, median distance (Sampson) of the distinctive inliers."""
+
+    @property
+    def doubtful(self) -> bool:
+        return self.distinctive >= ENOUGH_DISTINCTIVE and self.distinctive_inliers < DOUBTFUL_BELOW
+
+
+def facts_of(pair: LabelledPair, scene: int) -> PairFacts:
+    matches = pair.matches
+    assert pair.R is not None and pair.t is not None
+    assert (
+        matches.mutual is not None and matches.ratio is not None and matches.K0 is not None and matches.K1 is not None
+    )
+    distinctive = matches.mutual & (matches.ratio < DISTINCTIVE_RATIO)
+    good = distinctive & pair.inlier
+    rays = matches.normalized().double()[good]
+    rays0, rays1 = rays[:, :2], rays[:, 2:]
+    turned, seen = geometry.homogeneous(rays0) @ pair.R.T, geometry.homogeneous(rays1)
+    cosine = (turned * seen).sum(1) / (turned.norm(dim=1) * seen.norm(dim=1))
+    focal = mean_focal(matches.K0, matches.K1)
+    residual = geometry.sampson_distance(rays0, rays1, geometry.essential_from_pose(pair.R, pair.t)) * focal
+    identity = np.eye(3)
+    return PairFacts(
+        scene=scene,
+        matches=len(matches),
+        inlier_ratio=float(pair.inlier.float().mean()) if len(matches) else 0.0,
+        rotation=float(geometry.rotation_error(pair.R, pair.R.new_tensor(identity))),
+        parallax=float(np.degrees(np.arccos(np.clip(np.median(cosine), -1, 1)))) if len(rays) else 0.0,
+        distinctive=int(distinctive.sum()),
+        distinctive_inliers=float(good.sum() / max(int(distinctive.sum()), 1)),
+        residual=float(residual.median()) if len(rays) else float("nan"),
+    )
+
+
+def facts_by_scene(pairs: PairShards, facts: list[PairFacts]) -> list[dict[str, Any]]:
+    """One row per scene."""
+    rows = []
+    for number, scene in enumerate(pairs.index["scenes"]):
+        own = [fact for fact in facts if fact.scene == number]
+        judged = [fact for fact in own if fact.distinctive >= ENOUGH_DISTINCTIVE]
+
+        def mean(name: str, over: list[PairFacts]) -> float | None:
+            values = [value for fact in over if np.isfinite(value := getattr(fact, name))]
+            return round(float(np.mean(values)), 4) if values else None
+
+        rows.append(
+            {
+                "scene": scene["name"],
+                "photos": len(set(scene["images"])),
+                "pairs": len(own),
+                "matches": round(mean("matches", own) or 0),
+                "inlier_ratio": mean("inlier_ratio", own),
+                "rotation": mean("rotation", own),
+                "parallax": mean("parallax", own),
+                "distinctive_inliers": mean("distinctive_inliers", judged),
+                "residual": mean("residual", own),
+                "doubtful_pairs": sum(fact.doubtful for fact in own),
+            }
+        )
+    return rows
+
+
+def draw_pair_set(pairs: PairShards, facts: list[PairFacts], seed: int = 0) -> np.ndarray:
+    """Histograms above a contact sheet of pairs: distinctive matches, green where labelled right, red where wrong."""
+    rng = np.random.default_rng(seed)
+    # One pair each of scenes drawn at random, so that no scene is shown twice before all were.
+    by_scene = [np.flatnonzero([fact.scene == n for fact in facts]) for n in range(len(pairs.scenes))]
+    by_scene = [own for own in by_scene if len(own)]
+    order = np.concatenate([rng.permutation(len(by_scene)) for _ in range(-(-COLUMNS * ROWS // len(by_scene)))])
+    shown = [int(rng.choice(by_scene[scene])) for scene in order[: min(COLUMNS * ROWS, len(facts))]]
+    histograms = _histograms(facts)
+    sheet = _contact_sheet([pairs[number] for number in shown], histograms.shape[1], rng)
+    return stack(histograms, sheet)
+
+
+def _histograms(facts: list[PairFacts]) -> np.ndarray:
+    plt = import_matplotlib()
+    figure, axes = plt.subplots(1, 3, figsize=(18, 4), dpi=100, layout="constrained")
+    for axis, name, title in zip(
+        axes,
+        ("inlier_ratio", "rotation", "parallax"),
+        ("inlier ratio", "rotation between cameras, degrees", "parallax of inliers, degrees"),
+        strict=True,
+    ):
+        axis.hist([getattr(fact, name) for fact in facts], bins=40, color="tab:blue")
+        axis.set_xlabel(title)
+        axis.set_ylabel("pairs")
+    return figure_to_picture(figure)
+
+
+def _contact_sheet(shown: list[LabelledPair], width: int, rng: np.random.Generator) -> np.ndarray:
+    cell_width = width // COLUMNS
+    cells = []
+    for pair in shown:
+        picture = _draw_labels(pair, cell_width - 2 * GAP, rng)
+        cells.append(cv2.copyMakeBorder(picture, 0, 0, GAP, GAP, cv2.BORDER_CONSTANT, value=WHITE))
+    rows = []
+    for start in range(0, len(cells), COLUMNS):
+        row = cells[start : start + COLUMNS]
+        height = max(cell.shape[0] for cell in row)
+        sheet = np.full((height, width, 3), 255, np.uint8)
+        for number, cell in enumerate(row):
+            sheet[: cell.shape[0], number * cell_width : number * cell_width + cell.shape[1]] = cell
+        rows.append(sheet)
+    return stack(*rows)
+
+
+def _draw_labels(pair: LabelledPair, width: int, rng: np.random.Generator) -> np.ndarray:
+    matches = pair.matches
+    assert matches.mutual is not None and matches.ratio is not None
+    points0, points1 = matches.numpy_points()
+    distinctive = np.flatnonzero((matches.mutual & (matches.ratio < DISTINCTIVE_RATIO)).numpy())
+    some = rng.choice(distinctive, min(SHOWN_MATCHES, len(distinctive)), replace=False)
+    inlier = pair.inlier.numpy()
+    caption = f"{pair.name}: {inlier.mean():.0%} inliers"
+    images = [_photo(pair, number) for number in range(2)]
+    height = int((width - GAP) / sum(image.shape[1] / image.shape[0] for image in images))
+    return draw_matches(images[0], images[1], points0[some], points1[some], inlier[some], caption, height)
+
+
+def _photo(pair: LabelledPair, number: int) -> np.ndarray:
+    """The photo, or a grey sheet of its size where it is not at hand."""
+    size = (pair.matches.size0, pair.matches.size1)[number]
+    assert size is not None
+    try:
+        if pair.paths is not None:
+            return read_image(pair.paths[number])
+    except InputError:
+        pass
+    return np.full((int(size[1]), int(size[0]), 3), 160, np.uint8)
+
+
+def facts_as_json(rows: list[dict[str, Any]], facts: list[PairFacts]) -> dict[str, Any]:
+    return {"scenes": rows, "pairs": [asdict(fact) for fact in facts]}

@@ -1,0 +1,134 @@
+"""Where data comes from: posed photos, or matches that are stored with their labels.
+
+`evaluate`, `data build` and `train` open data here. A source is recognised by looking at it; a new kind is one file
+with a subclass of `StoredPairs` or `PosedPhotos`, and one line here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from ananet.datasets.base import LabelledPair, PosedScene
+from ananet.datasets.tables import PairTable, table_of_pairs
+from ananet.errors import InputError
+from ananet.names import Registry
+
+
+class Source(ABC):
+    """Data at a path."""
+
+    name: ClassVar[str]
+    """What kind of data it is, in words."""
+    recognised_by: ClassVar[str]
+    """What lies there, for the error message where nothing is recognised."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, path: Path) -> bool:
+        """Whether such data lies at a path that exists."""
+
+    @property
+    def title(self) -> str:
+        """What the data is called."""
+        return self.path.resolve().stem
+
+    @property
+    def has_poses(self) -> bool:
+        """Whether the true pose of every pair is known."""
+        return True
+
+
+class StoredPairs(Source):
+    """Pairs whose matches and labels lie in files; each is read when it is asked for."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, number: int) -> LabelledPair: ...
+
+    def __iter__(self) -> Iterator[LabelledPair]:
+        return (self[number] for number in range(len(self)))
+
+    def scene_of_pairs(self) -> list[str]:
+        """[P] name of the scene of every pair."""
+        return [pair.scene for pair in self]
+
+    def table(self) -> PairTable:
+        """All pairs as flat tensors, for training."""
+        return table_of_pairs(self)
+
+
+class PosedPhotos(Source):
+    """Photos with known cameras, to be matched."""
+
+    @abstractmethod
+    def scenes(self) -> list[PosedScene]:
+        """The scenes, in order."""
+
+
+# In the order in which they are tried; shards first, which need neither OpenCV nor h5py.
+SOURCES: Registry[Source] = Registry(
+    "source",
+    {
+        "training pairs": "ananet.datasets.formats.shards:PairShards",
+        "OANet dump": "ananet.datasets.formats.oanet:OANetDump",
+        "OANet raw scenes": "ananet.datasets.formats.oanet:OANetRawScenes",
+        "views and pairs": "ananet.datasets.formats.pairlists:ViewsAndPairs",
+        "posed scenes": "ananet.datasets.formats.colmap:PosedScenes",
+        "MULTI": "ananet.datasets.formats.multi:MULTICases",
+        "pair list": "ananet.datasets.formats.pairlists:PairList",
+    },
+)
+
+
+def open_source(path: str | Path, *, image_folder: str | Path | None = None) -> Source:
+    """The data at a path, recognised by what lies there.
+
+    Args:
+        path: a scene (`images/` beside `sparse/`, and perhaps `pairs.txt`) or a folder of scenes; a folder of training
+            pairs; an OANet dump (.h5, .hdf5) or raw scene; a folder of MULTI cases; a pair list (.txt); or a folder
+            with `views.txt`.
+        image_folder: of a pair list's photos; the list's own folder unless given.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"source: expected a file or folder, there is no {path}")
+    for name in SOURCES.names:
+        kind = cast(type[Source], SOURCES[name])
+        if kind.recognises(path):
+            takes_images = "image_folder" in inspect.signature(kind).parameters
+            return kind(path, image_folder) if takes_images else kind(path)  # type: ignore[call-arg]
+    known = "; ".join(f"{name} ({cast(Any, SOURCES[name]).recognised_by})" for name in SOURCES.names)
+    raise InputError(f"source: expected one of: {known}; got {path}, which is none of these")
+
+
+def open_stored_pairs(path: str | Path) -> StoredPairs:
+    """Pairs with their matches and labels, as training and validation need them."""
+    source = open_source(path)
+    if not isinstance(source, StoredPairs) or not source.has_poses:
+        kinds = "training pairs, from 'ananet data build', or an OANet dump"
+        raise InputError(f"pairs: expected {kinds}, got {path} ({source.name})")
+    return source
+
+
+def open_posed_photos(path: str | Path) -> PosedPhotos:
+    """Photos with cameras, as building training pairs needs them."""
+    source = open_source(path)
+    if not isinstance(source, PosedPhotos):
+        raise InputError(f"scenes: expected photos with known cameras, got {path} ({source.name})")
+    return source
+
+
+def scene_numbers(names: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Different names in order of appearance, and the number of each in this list."""
+    different = list(dict.fromkeys(names))
+    number = {name: n for n, name in enumerate(different)}
+    return different, [number[name] for name in names]

@@ -1,0 +1,180 @@
+"""Many pairs as flat tensors: what shards hold and batches are drawn from. Torch and numpy are enough.
+
+Keypoints are stored once per image, a pair as indices into them: match k of a pair joins keypoint k of its first image
+to keypoint `index[k]` of its second. At 2000 keypoints an image takes 24 KB and a pair 6.3 KB. Epipolar distances are
+not stored: they follow from the points and the pose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ananet.cameras import camera_parameters
+from ananet.datasets.base import LabelledPair
+from ananet.errors import InputError
+
+# Ratios are stored as whole numbers up to this.
+RATIO_STEPS = 255
+
+
+@dataclass(frozen=True, eq=False)
+class PairTable:
+    """Pairs of many scenes as flat tensors, on any device. M images, P pairs, T keypoints and S matches in all."""
+
+    points: Tensor
+    """[T x 2] float32 keypoints of all images, in pixels, free of lens distortion."""
+    sizes: Tensor
+    """[T] float16 diameters of the keypoints in pixels; NaN where not known."""
+    angles: Tensor
+    """[T] float16 orientations in radians; NaN where not known."""
+    image_start: Tensor
+    """[M + 1] int64: where each image's keypoints start."""
+    image_camera: Tensor
+    """[M x 4] float32 fx, fy, cx, cy."""
+    image_size: Tensor
+    """[M x 2] float32 width, height."""
+    pair_images: Tensor
+    """[P x 2] int64: the two images of each pair."""
+    pair_start: Tensor
+    """[P + 1] int64: where each pair's matches start."""
+    pair_rotation: Tensor
+    """[P x 3 x 3] float32, from the first camera to the second."""
+    pair_translation: Tensor
+    """[P x 3] float32 of length 1."""
+    index: Tensor
+    """[S] int32: keypoint of the second image."""
+    ratio: Tensor
+    """[S] uint8: descriptor ratio in 255ths."""
+    mutual: Tensor
+    """[S] bool."""
+
+    @property
+    def images(self) -> int:
+        return len(self.image_camera)
+
+    @property
+    def pairs(self) -> int:
+        return len(self.pair_images)
+
+    def to(self, device: str | torch.device) -> PairTable:
+        return PairTable(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+    def check(self, where: str) -> None:
+        """Raises where the table contradicts itself: it may come from a damaged file."""
+        for starts, values in (("image_start", self.points), ("pair_start", self.index)):
+            start = getattr(self, starts)
+            if len(start) == 0 or start[0] != 0 or start[-1] != len(values) or (start.diff() < 0).any():
+                raise InputError(f"{where}: {starts} does not fit the {len(values)} entries it divides")
+        keypoints, matches = self.image_start.diff(), self.pair_start.diff()
+        counts = {
+            "sizes": len(self.points), "angles": len(self.points), "image_camera": len(keypoints),
+            "image_size": len(keypoints), "pair_images": len(matches), "pair_rotation": len(matches),
+            "pair_translation": len(matches), "ratio": len(self.index), "mutual": len(self.index),
+        }  # fmt: skip
+        for name, count in counts.items():
+            if len(getattr(self, name)) != count:
+                raise InputError(f"{where}: expected {count} entries of {name}, got {len(getattr(self, name))}")
+        if self.pairs and (self.pair_images.min() < 0 or self.pair_images.max() >= self.images):
+            raise InputError(f"{where}: pairs refer to images that are not there")
+        first, second = keypoints[self.pair_images].unbind(1)
+        if (matches > first).any() or (self.index < 0).any() or (self.index >= second.repeat_interleave(matches)).any():
+            raise InputError(f"{where}: matches refer to keypoints that are not there")
+        for name in ("points", "image_camera", "image_size", "pair_rotation", "pair_translation"):
+            if not getattr(self, name).isfinite().all():
+                raise InputError(f"{where}: {name} holds NaN or infinity")
+
+
+def join(tables: Sequence[PairTable]) -> PairTable:
+    """One table after another; image numbers and starts are moved along."""
+    image_shift = np.cumsum([0, *(table.images for table in tables)]).tolist()
+
+    def cat_starts(name: str) -> Tensor:
+        shift, parts = 0, [torch.zeros(1, dtype=torch.int64)]
+        for table in tables:
+            parts.append(getattr(table, name)[1:] + shift)
+            shift += int(getattr(table, name)[-1])
+        return torch.cat(parts)
+
+    columns = {f.name: torch.cat([getattr(table, f.name) for table in tables]) for f in fields(PairTable)}
+    columns |= {name: cat_starts(name) for name in ("image_start", "pair_start")}
+    shifted = [table.pair_images + shift for table, shift in zip(tables, image_shift, strict=False)]
+    return PairTable(**columns | {"pair_images": torch.cat(shifted)})
+
+
+def table_from_arrays(
+    images: Sequence[dict[str, np.ndarray | None]], pairs: Sequence[dict[str, np.ndarray]]
+) -> PairTable:
+    """A table of images (`points`, `sizes`, `angles`, `K`, `image_size`) and pairs (`images`, `R`, `t`, `index`,
+    `ratio`, `mutual`)."""
+
+    def starts(lengths: Iterable[int]) -> Tensor:
+        return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64))
+
+    def joined(rows: Sequence[Any], shape: tuple[int, ...], dtype: Any, join: Any) -> Tensor:
+        return torch.from_numpy(
+            np.ascontiguousarray(join(rows).astype(dtype)) if rows else np.zeros((0, *shape), dtype)
+        )
+
+    def per_keypoint(name: str) -> list[np.ndarray]:
+        """What some images know of their keypoints, and others do not."""
+        return [np.full(len(i["points"]), np.nan) if i[name] is None else i[name] for i in images]  # type: ignore[arg-type, misc]
+
+    return PairTable(
+        points=joined([image["points"] for image in images], (2,), np.float32, np.concatenate),
+        sizes=joined(per_keypoint("sizes"), (), np.float16, np.concatenate),
+        angles=joined(per_keypoint("angles"), (), np.float16, np.concatenate),
+        image_start=starts(len(image["points"]) for image in images),  # type: ignore[arg-type]
+        image_camera=joined([camera_parameters(image["K"]) for image in images], (4,), np.float32, np.stack),  # type: ignore[arg-type]
+        image_size=joined([image["image_size"] for image in images], (2,), np.float32, np.stack),
+        pair_images=joined([pair["images"] for pair in pairs], (2,), np.int64, np.stack),
+        pair_start=starts(len(pair["index"]) for pair in pairs),
+        pair_rotation=joined([pair["R"] for pair in pairs], (3, 3), np.float32, np.stack),
+        pair_translation=joined([pair["t"] for pair in pairs], (3,), np.float32, np.stack),
+        index=joined([pair["index"] for pair in pairs], (), np.int32, np.concatenate),
+        ratio=joined([np.round(pair["ratio"] * RATIO_STEPS) for pair in pairs], (), np.uint8, np.concatenate),
+        mutual=joined([pair["mutual"] for pair in pairs], (), bool, np.concatenate),
+    )
+
+
+def table_of_pairs(pairs: Iterable[LabelledPair]) -> PairTable:
+    """Calibrated pairs with poses as a table, each with two images of its own."""
+    images: list[dict[str, np.ndarray | None]] = []
+    rows: list[dict[str, np.ndarray]] = []
+    for pair in pairs:
+        m = pair.matches
+        if m.K0 is None or m.K1 is None or pair.R is None or pair.t is None:
+            raise InputError(f"pairs: expected cameras and a pose of every pair, {pair.name!r} lacks them")
+        for points, K, size, sizes, angles in (
+            (m.points0, m.K0, m.size0, m.sizes0, m.angles0),
+            (m.points1, m.K1, m.size1, m.sizes1, m.angles1),
+        ):
+            # Where the size is not known, the principal point is taken for the middle of the image.
+            extent = np.array(size) if size is not None else 2 * K[:2, 2].cpu().numpy() + 1
+            images.append(
+                {
+                    "points": points.cpu().numpy(),
+                    "sizes": None if sizes is None else sizes.cpu().numpy(),
+                    "angles": None if angles is None else angles.cpu().numpy(),
+                    "K": K.cpu().numpy(),
+                    "image_size": extent,
+                }
+            )
+        count = len(m)
+        rows.append(
+            {
+                "images": np.array([len(images) - 2, len(images) - 1]),
+                "R": pair.R.cpu().numpy(),
+                "t": pair.t.cpu().numpy(),
+                "index": np.arange(count),
+                # Nothing speaks for a match whose ratio nobody knows.
+                "ratio": np.ones(count) if m.ratio is None else m.ratio.cpu().numpy(),
+                "mutual": np.zeros(count, bool) if m.mutual is None else m.mutual.cpu().numpy(),
+            }
+        )
+    return table_from_arrays(images, rows)

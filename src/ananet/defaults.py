@@ -1,0 +1,14 @@
+"""Numbers and names that several rooms share, each written once. Imports nothing, so that `--help` stays quick."""
+
+PRUNER = "ananet"
+DETECTOR = "sift"
+ESTIMATOR = "ransac"
+
+# The paper's features: 2000 keypoints of an image.
+MAX_KEYPOINTS = 2000
+# The paper's label: a match is right below this squared symmetric epipolar distance, on calibrated points.
+INLIER_DISTANCE = 1e-4
+# Mutual matches below this ratio of descriptor distances are called distinctive; in most photos most of them are right.
+DISTINCTIVE_RATIO = 0.8
+# Inlier threshold of estimators, in pixels.
+THRESHOLD_PIXELS = 1.0

@@ -1,0 +1,83 @@
+"""OpenCV's SIFT and ORB."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import cv2
+import numpy as np
+
+from ananet.checks import check_positive, check_whole_number
+from ananet.defaults import MAX_KEYPOINTS
+from ananet.features.base import Detector, Features
+
+
+class OpenCVDetector(Detector):
+    """What OpenCV's detectors share. They are made anew for each image: one of them is not safe in several threads."""
+
+    @abstractmethod
+    def create(self) -> Any:
+        """OpenCV's detector."""
+
+    def extract(self, image: np.ndarray) -> Features:
+        grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if image.ndim == 3 else image
+        size = (grey.shape[1], grey.shape[0])
+        extractor = self.create()
+        # OpenCV fails on a single row of pixels.
+        keypoints, descriptors = extractor.detectAndCompute(grey, None) if min(size) > 1 else ((), None)
+        if not keypoints or descriptors is None:
+            kind = np.float32 if extractor.descriptorType() == cv2.CV_32F else np.uint8
+            none = np.zeros(0, np.float32)
+            no_descriptors = np.zeros((0, extractor.descriptorSize()), kind)
+            return Features(np.zeros((0, 2), np.float32), no_descriptors, size, none, none, none)
+        # OpenCV may return more than it was asked for: a keypoint with two orientations counts once there.
+        response = np.array([keypoint.response for keypoint in keypoints], np.float32)
+        strongest = np.argsort(-response, kind="stable")[: self.max_keypoints]
+        descriptors = descriptors[strongest]
+        if descriptors.dtype != np.uint8:
+            descriptors = descriptors / np.maximum(np.linalg.norm(descriptors, axis=1, keepdims=True), 1e-12)
+        return Features(
+            cv2.KeyPoint.convert(keypoints)[strongest],
+            descriptors,
+            size,
+            np.array([keypoint.size for keypoint in keypoints], np.float32)[strongest],
+            np.radians(np.array([keypoint.angle for keypoint in keypoints], np.float32)[strongest]),
+            response[strongest],
+        )
+
+
+class SIFT(OpenCVDetector):
+    """OpenCV's SIFT; by default as in the paper, with unit-length descriptors.
+
+    Args:
+        max_keypoints: the strongest so many are kept.
+        contrast_threshold: lower finds keypoints in flatter parts of the image.
+    """
+
+    name = "sift"
+
+    def __init__(self, max_keypoints: int = MAX_KEYPOINTS, contrast_threshold: float = 1e-5) -> None:
+        super().__init__(max_keypoints)
+        self.contrast_threshold = check_positive("contrast_threshold", contrast_threshold)
+
+    def create(self) -> Any:
+        return cv2.SIFT_create(nfeatures=self.max_keypoints, contrastThreshold=self.contrast_threshold)
+
+
+class ORB(OpenCVDetector):
+    """OpenCV's ORB: binary descriptors, fast on a CPU.
+
+    Args:
+        max_keypoints: the strongest so many are kept.
+        fast_threshold: of the corner detector; 0 takes every corner there is.
+    """
+
+    name = "orb"
+
+    def __init__(self, max_keypoints: int = MAX_KEYPOINTS, fast_threshold: int = 0) -> None:
+        super().__init__(max_keypoints)
+        self.fast_threshold = check_whole_number("fast_threshold", fast_threshold, 0, 255)
+
+    def create(self) -> Any:
+        return cv2.ORB_create(nfeatures=self.max_keypoints, fastThreshold=self.fast_threshold)

@@ -1,0 +1,212 @@
+"""ANA-Net on a GPU with Triton: three kernels a block do all the work, in half precision with single-precision sums,
+recorded once as a CUDA graph for each size of batch."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ananet.attention import MOMENTS
+from ananet.attention.cubic import column_energy
+from ananet.inference.ananet.folded import FoldedANANet, FoldedBlock, Linear
+from ananet.networks.ananet import ANANetSettings
+
+# Sizes of batch whose CUDA graph is kept; the least recently used goes first.
+GRAPHS_KEPT = 32
+# Above this many matches in a batch, launching kernels costs nothing beside running them.
+LARGEST_GRAPH = 131_072
+# Padded N is a multiple of this, and so of the number of matches a pointwise program takes.
+SMALLEST_BUCKET = 128
+
+
+class Weights(NamedTuple):
+    """What one pointwise kernel reads."""
+
+    matrices: Tensor
+    vectors: Tensor
+
+
+class Graph(NamedTuple):
+    replay: Callable[[], None]
+    matches: Tensor
+    lengths: Tensor
+    logits: Tensor
+
+
+class FusedANANet:
+    """ANA-Net in three Triton kernels a block: attention along rows, down columns, and all that is pointwise."""
+
+    def __init__(self, folded: FoldedANANet, dtype: torch.dtype = torch.float16) -> None:
+        self.settings = folded.settings
+        self.dtype = dtype
+        self.cubic = self.settings.second_order and self.settings.form == "cubic"
+        self.moments = MOMENTS[self.settings.form] if self.settings.second_order else 0
+        self.projections = 2 if self.settings.share_kv else 3
+        self.context_eps = folded.blocks[0].context.norm.eps if folded.blocks[0].context else 0.0
+        self.eps = folded.blocks[0].norm.eps
+        self.encoder = self._encoder_weights(folded)
+        following = [*folded.blocks[1:], None]
+        self.blocks = [
+            self._block_weights(block, next_block, folded.head)
+            for block, next_block in zip(folded.blocks, following, strict=True)
+        ]
+        self.graphs: OrderedDict[tuple[int, int], Graph] = OrderedDict()
+        self.device = folded.head.weight.device
+        # Graphs share their memory: each is done with it before the next one runs. None without CUDA, and no graphs.
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
+    @staticmethod
+    def supports(settings: ANANetSettings) -> bool:
+        """Whether the kernels can tile such a network's widths."""
+        return (
+            settings.width in (32, 64, 128, 256)
+            and settings.heads <= 16
+            and settings.width // settings.heads in (16, 32, 64, 128)
+            and settings.channels <= 16
+        )
+
+    @torch.inference_mode()
+    def __call__(self, matches: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Logits of being an inlier, [B x N]; 0 at padding.
+
+        Args:
+            matches: [B x N x (4 + side channels)].
+            lengths: [B] how many matches of each pair are real, the first ones; None if all are.
+        """
+        batch, length, channels = matches.shape
+        if batch * length == 0:
+            return matches.new_zeros(batch, length, dtype=torch.float32)
+        size = (batch, bucket(length))
+        with torch.cuda.device_of(self.encoder.vectors):
+            if self.pool is None or batch * length > LARGEST_GRAPH:
+                padded = torch.empty(*size, channels, device=self.device)
+                given = torch.empty(batch, dtype=torch.int32, device=self.device)
+                return self.run(*_fill(padded, given, matches, lengths))[:, :length]
+            graph = self.graphs.pop(size, None) or self._record(size, channels)
+            self.graphs[size] = graph
+            if len(self.graphs) > GRAPHS_KEPT:
+                self.graphs.popitem(last=False)
+            _fill(graph.matches, graph.lengths, matches, lengths)
+            graph.replay()
+            return graph.logits[:, :length].clone()
+
+    def run(self, matches: Tensor, lengths: Tensor) -> Tensor:
+        """Launch every kernel once: [B x N x channels] and [B] to [B x N], N a multiple of SMALLEST_BUCKET."""
+        from ananet.attention.fused import attend, sum_columns
+        from ananet.inference.ananet import kernels
+
+        batch, length, channels = matches.shape
+        width, heads = self.settings.width, self.settings.heads
+        rows, warps = pointwise_tile(batch * length)
+        grid = (batch * length // rows,)
+        features = matches.new_empty(batch, length, width, dtype=self.dtype)
+        projected = matches.new_empty(batch, length, self.projections, heads, width // heads, dtype=self.dtype)
+        query, key, *rest = projected.permute(2, 0, 3, 1, 4)
+        value = rest[0] if rest else None
+        attended = torch.empty_like(features)
+        output = attended.unflatten(-1, (heads, -1)).transpose(1, 2)
+        log_sum = matches.new_empty(batch, heads, length)
+        columns = matches.new_empty(self.moments + self.cubic, batch, heads, length)
+        mask = torch.arange(length, device=self.device) < lengths[:, None] if self.cubic else None
+        logits = matches.new_empty(batch, length)
+        kernels.encode[grid](
+            matches, lengths, features, projected, *self.encoder, length,
+            CHANNELS=channels, WIDTH=width, PROJECTIONS=self.projections, ROWS=rows, num_warps=warps,
+        )  # fmt: skip
+        for weights in self.blocks:
+            attend(query, key, value, output, log_sum, lengths, None)
+            if self.moments:
+                sum_columns(query, key, log_sum, columns[: self.moments], lengths, None)
+            if self.cubic:
+                columns[2] = column_energy(query, key, mask, log_sum)
+            kernels.merge[grid](
+                features, attended, columns, lengths, projected, logits, *weights, length,
+                batch * heads * length, self.context_eps, self.eps,
+                HEADS=heads, MOMENTS=len(columns), WIDTH=width, PROJECTIONS=self.projections,
+                LAST=weights is self.blocks[-1], ROWS=rows, num_warps=warps,
+            )  # fmt: skip
+        return logits
+
+    def _record(self, size: tuple[int, int], channels: int) -> Graph:
+        matches = torch.zeros(*size, channels, device=self.device)
+        lengths = torch.full(size[:1], size[1], dtype=torch.int32, device=self.device)
+        # Kernels are compiled on their first run, which must not be recorded.
+        self.run(matches, lengths)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            logits = self.run(matches, lengths)
+        return Graph(graph.replay, matches, lengths, logits)
+
+    def _encoder_weights(self, folded: FoldedANANet) -> Weights:
+        matrices, vectors = [], []
+        channel = 0
+        for mlp in (folded.encoder, folded.side_encoder):
+            if mlp is not None:
+                first, *others = mlp
+                # Each takes its own channels of all.
+                padded = first.weight.new_zeros(16, 16)
+                padded[channel : channel + first.weight.shape[1]] = first.weight.T
+                channel += first.weight.shape[1]
+                matrices += [layer.weight for layer in others]
+                vectors += [padded, first.bias, *(layer.bias for layer in others)]
+        return self._weights(matrices, vectors, folded.blocks[0].projections)
+
+    def _block_weights(self, block: FoldedBlock, following: FoldedBlock | None, head: Linear) -> Weights:
+        matrices, vectors = [], []
+        if block.context is not None:
+            first, *others = block.context.layers
+            heads = len(block.context.alpha)
+            alpha = first.weight.new_zeros(16)
+            alpha[:heads] = block.context.alpha * (1.0 if self.cubic else math.sqrt(2))
+            # sigmoid(0) = 0.5 at heads that are not there meets zero weights.
+            padded = first.weight.new_zeros(len(first.weight), 16)
+            padded[:, :heads] = first.weight
+            matrices += [padded, *(layer.weight for layer in others)]
+            vectors += [alpha, first.bias, *(layer.bias for layer in others)]
+            vectors += block.context.norm[:2]
+        matrices += [block.merge_features.weight, block.merge_attended, block.merge.weight]
+        vectors += [block.merge_features.bias, block.merge.bias, *block.norm[:2]]
+        if following is None:
+            return self._weights(matrices, [*vectors, head.weight, head.bias], None)
+        return self._weights(matrices, vectors, following.projections)
+
+    def _weights(self, matrices: list[Tensor], vectors: list[Tensor], projections: Linear | None) -> Weights:
+        if projections is not None:
+            matrices = [*matrices, *projections.weight.split(self.settings.width)]
+            vectors = [*vectors, projections.bias]
+        return Weights(
+            torch.cat([matrix.T.flatten() for matrix in matrices]).to(self.dtype),
+            torch.cat([vector.flatten() for vector in vectors]).float(),
+        )
+
+
+def bucket(length: int) -> int:
+    """N rounded up so that few different N remain, none more than a quarter larger.
+
+    >>> [bucket(n) for n in (1, 128, 129, 2000, 2049, 8192)]
+    [128, 128, 256, 2048, 2560, 8192]
+    """
+    step = max(SMALLEST_BUCKET, 2 ** ((length - 1).bit_length() - 3))
+    return -(-length // step) * step
+
+
+def pointwise_tile(rows: int) -> tuple[int, int]:
+    """Matches and warps of a pointwise program: few of each while that spreads them over more multiprocessors."""
+    if rows <= 2048:
+        return 16, 4
+    return (32, 8) if rows <= 4096 else (64, 4)
+
+
+def _fill(padded: Tensor, given: Tensor, matches: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    padded[:, : matches.shape[1]] = matches
+    if lengths is None:
+        given.fill_(matches.shape[1])
+    else:
+        given.copy_(lengths)
+    return padded, given

@@ -1,0 +1,156 @@
+"""What every network has in common: matches in, one logit per match out.
+
+Training, weight files, evaluation and pruners know this interface only.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from ananet.checks import Settings
+from ananet.errors import InputError
+from ananet.names import Registry
+from ananet.networks.input import SIDE_INPUT, side_channels
+
+DEFAULT = "ananet"
+
+
+@dataclass(frozen=True)
+class NetworkSettings(Settings):
+    """Everything that defines a network's shape. A network's own settings say its name and add what they need."""
+
+    name: str = DEFAULT
+    """Of the network."""
+    side: tuple[str, ...] = ()
+    """Input beside the four coordinates: some of ratio, mutual, size, angle. Each may be missing in use."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unknown = [name for name in self.side if name not in SIDE_INPUT]
+        if unknown or len(set(self.side)) < len(self.side):
+            raise InputError(f"side: expected different ones of {', '.join(SIDE_INPUT)}, got {', '.join(self.side)}")
+
+    @property
+    def channels(self) -> int:
+        """Of the input: x0 y0 x1 y1, then side input."""
+        return 4 + side_channels(self.side)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], prefix: str = "") -> Any:
+        """Settings of the network that `name` says, from a mapping such as the `[network]` section of a TOML file."""
+        if cls is not NetworkSettings or not isinstance(values, Mapping):
+            return super().from_dict(values, prefix)
+        name = values.get("name", DEFAULT)
+        if not isinstance(name, str):
+            raise InputError(f"{prefix}name: expected text, got {name!r}")
+        return network_class(name).Settings.from_dict(values, prefix)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockView:
+    """What one block of attention sees."""
+
+    attention: Tensor
+    """[H x N x N] how much each match (row) attends to each (column)."""
+    context: Tensor | None = None
+    """[H x N] attention-consistent context h; None for a block without second order."""
+    normalized: Tensor | None = None
+    """[H x N] the same after sigmoid(alpha h)."""
+
+
+class Network(nn.Module):
+    """Scores matches. A subclass has a `name`, its `Settings`, and implements `forward`."""
+
+    name: ClassVar[str]
+    Settings: ClassVar[type[NetworkSettings]] = NetworkSettings
+    settings: NetworkSettings
+
+    def __init__(self, settings: NetworkSettings | None = None) -> None:
+        super().__init__()
+        self.settings = self.Settings() if settings is None else settings
+        if not isinstance(self.settings, self.Settings):
+            raise InputError(f"settings: expected {self.Settings.__name__}, got {type(settings).__name__}")
+
+    @abstractmethod
+    def forward(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits of being an inlier: positive means keep.
+
+        Args:
+            matches: [B x N x channels]: normalised x0 y0 x1 y1, then side input.
+            mask: [B x N], True where a match is real, False where it pads the batch.
+
+        Returns:
+            [B x N] logits; 0 at padding.
+        """
+
+    def stages(self, matches: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+        """Logits of every stage that is supervised, [B x N] each, the final ones last."""
+        return [self(matches, mask)]
+
+    @abstractmethod
+    def rescale_logits(self, scale: float, shift: float) -> None:
+        """Make the logits scale * logits + shift: how a fit of scores to probabilities becomes part of the weights."""
+
+    def block_features(self, matches: Tensor) -> list[Tensor]:
+        """[B x N x C] features that enter the first block and those that leave each, for a look inside; or none."""
+        return []
+
+    def block_views(self, matches: Tensor) -> list[BlockView]:
+        """What every block attends to in the first problem of the batch, for a look inside; or nothing."""
+        return []
+
+    def start_from(self, other: Network) -> None:
+        """Take over the weights of another network, to train on from there. The settings must be the same."""
+        if type(other) is not type(self) or other.settings != self.settings:
+            raise InputError(_difference(other, self))
+        self.load_state_dict(other.state_dict())
+
+    def description(self) -> dict[str, Any]:
+        """Name, settings and number of parameters."""
+        parameters = sum(parameter.numel() for parameter in self.parameters())
+        return {**self.settings.to_dict(), "parameters": parameters}
+
+
+NETWORKS: Registry[Network] = Registry(
+    "network",
+    {
+        "ananet": "ananet.networks.ananet:ANANet",
+    },
+)
+
+
+def network_class(name: str) -> type[Network]:
+    return cast(type[Network], NETWORKS[name])
+
+
+def make_network(settings: NetworkSettings) -> Network:
+    """The network that settings describe, with random weights."""
+    return network_class(settings.name)(settings)
+
+
+def _difference(have: Network, want: Network) -> str:
+    if have.name != want.name:
+        return f"it holds the network {have.name!r}, the run wants {want.name!r}"
+    before, now = have.settings.to_dict(), want.settings.to_dict()
+    names = [name for name in now if before.get(name) != now[name]]
+    shapes = [", ".join(f"{name} = {values[name]}" for name in names) for values in (before, now)]
+    return f"it has {shapes[0]}, the run wants {shapes[1]}"
+
+
+@torch.no_grad()
+def rescale_linear(layer: nn.Linear, scale: float, shift: float) -> None:
+    """Rescale what a last linear layer of one output gives."""
+    layer.weight.mul_(scale)
+    layer.bias.mul_(scale).add_(shift)
+
+
+def inlier_weights(logits: Tensor) -> Tensor:
+    """The paper's w = relu(tanh(o)) in [0, 1): the weight of a match in a weighted eight-point solution."""
+    largest = 1 - torch.finfo(logits.dtype).eps / 2
+    return torch.tanh(logits).clamp(min=0.0, max=largest)

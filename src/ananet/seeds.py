@@ -1,0 +1,16 @@
+"""Random streams: one for each purpose, none the same as another's."""
+
+import hashlib
+
+import torch
+
+
+def generator(device: str | torch.device, purpose: str, *numbers: int) -> torch.Generator:
+    """A generator that the purpose and the numbers (seed, step, rank, ...) determine, and nothing else.
+
+    >>> generator("cpu", "pairs", 0, 1).initial_seed() == generator("cpu", "pairs", 0, 1).initial_seed()
+    True
+    """
+    key = "/".join([purpose, *map(str, numbers)])
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)

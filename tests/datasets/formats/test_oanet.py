@@ -1,0 +1,248 @@
+import copy
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ananet import geometry
+from ananet.correspondences import Correspondences
+from ananet.datasets.base import LabelledPair
+from ananet.datasets.formats.oanet import (
+    GROUPS,
+    SUN3D_TEST_SCENES,
+    YFCC_TEST_SCENES,
+    OANetDump,
+    read_raw_scene,
+    write_oanet_dump,
+)
+from ananet.errors import InputError, MissingExtraError
+
+h5py = pytest.importorskip("h5py")
+COUNT = 30
+K0 = np.array([[500.0, 0, 321], [0, 510, 239], [0, 0, 1]])
+K1 = np.array([[700.0, 0, 300], [0, 690, 250], [0, 0, 1]])
+
+
+def pose() -> tuple[np.ndarray, np.ndarray]:
+    cosine, sine = np.cos(0.2), np.sin(0.2)
+    return np.array([[cosine, 0, sine], [0, 1, 0], [-sine, 0, cosine]]), np.array([0.6, 0.0, 0.8])
+
+
+def write_by_hand(path: Path, pairs: int = 4) -> dict[str, list[np.ndarray]]:
+    """A dump as OANet's own code writes it, with half of the matches right."""
+    random = np.random.default_rng(0)
+    R, t = pose()
+    written: dict[str, list[np.ndarray]] = {name: [] for name in GROUPS}
+    for _ in range(pairs):
+        X = random.uniform((-1, -1, 3), (1, 1, 5), (COUNT, 3))
+        X1 = X @ R.T + t
+        rays = np.concatenate([X[:, :2] / X[:, 2:], X1[:, :2] / X1[:, 2:]], axis=1)
+        rays[COUNT // 2 :, 2:] = random.uniform(-0.5, 0.5, (COUNT - COUNT // 2, 2))
+        points = torch.from_numpy(rays)
+        E = geometry.essential_from_pose(torch.from_numpy(R), torch.from_numpy(t))
+        distance = geometry.symmetric_epipolar_distance_squared(points[:, :2], points[:, 2:], E).numpy()
+        values = {
+            "xs": rays[None],
+            "ys": distance[:, None],
+            "Rs": R,
+            "ts": t[:, None],
+            "ratios": random.uniform(0, 1, COUNT),
+            "mutuals": random.integers(0, 2, COUNT),
+            "cx1s": K0[[0], [2]],
+            "cy1s": K0[[1], [2]],
+            "cx2s": K1[[0], [2]],
+            "cy2s": K1[[1], [2]],
+            "f1s": K0[[0, 1], [0, 1]][None],
+            "f2s": K1[[0, 1], [0, 1]][None],
+        }
+        for name in GROUPS:
+            written[name].append(values[name].astype(np.float32))
+    with h5py.File(path, "w") as file:
+        for name, items in written.items():
+            for index, item in enumerate(items):
+                file.create_dataset(f"{name}/{index}", data=item)
+    return written
+
+
+def test_reads_what_oanet_writes(tmp_path: Path) -> None:
+    written = write_by_hand(tmp_path / "dump.hdf5")
+    with OANetDump(tmp_path / "dump.hdf5") as dump:
+        assert len(dump) == 4
+        for index, pair in enumerate(dump):
+            assert pair.name == str(index)
+            assert pair.distance is not None and pair.R is not None and pair.t is not None
+            np.testing.assert_allclose(pair.matches.normalized().numpy(), written["xs"][index][0], atol=1e-12)
+            np.testing.assert_array_equal(pair.distance.numpy(), written["ys"][index][:, 0])
+            np.testing.assert_array_equal(pair.matches.K1, K1)
+            assert pair.inlier[: COUNT // 2].all()
+            assert torch.equal(pair.inlier, pair.distance < 1e-4)
+            assert pair.R.shape == (3, 3) and pair.t.shape == (3,)
+
+
+def test_points_are_pixels(tmp_path: Path) -> None:
+    written = write_by_hand(tmp_path / "dump.hdf5")
+    pair = OANetDump(tmp_path / "dump.hdf5")[0]
+    expected = written["xs"][0][0, :, :2] * [500, 510] + [321, 239]
+    np.testing.assert_allclose(pair.matches.points0.numpy(), expected, atol=1e-3)
+
+
+def test_distances_are_those_of_the_pose(tmp_path: Path) -> None:
+    write_by_hand(tmp_path / "dump.hdf5")
+    pair = OANetDump(tmp_path / "dump.hdf5")[1]
+    assert pair.R is not None and pair.t is not None
+    again = LabelledPair.from_pose("again", pair.matches, pair.R, pair.t)
+    torch.testing.assert_close(again.distance, pair.distance, atol=1e-6, rtol=1e-3)
+
+
+def test_indexing(tmp_path: Path) -> None:
+    write_by_hand(tmp_path / "dump.hdf5")
+    dump = OANetDump(tmp_path / "dump.hdf5", scenes=("a", "b"))
+    assert dump[-1].name == "3"
+    assert [pair.name for pair in dump[1:3]] == ["1", "2"]
+    assert [pair.scene for pair in dump] == ["a", "a", "b", "b"]
+    with pytest.raises(IndexError):
+        dump[4]
+
+
+def test_travels_to_another_process(tmp_path: Path) -> None:
+    write_by_hand(tmp_path / "dump.hdf5")
+    dump = OANetDump(tmp_path / "dump.hdf5")
+    assert copy.copy(dump)[0].name == "0"
+    assert pickle.loads(pickle.dumps(dump))[2].name == "2"
+
+
+def test_write_then_read(tmp_path: Path) -> None:
+    written = write_by_hand(tmp_path / "dump.hdf5")
+    write_oanet_dump(tmp_path / "copy.hdf5", OANetDump(tmp_path / "dump.hdf5"))
+    with h5py.File(tmp_path / "copy.hdf5") as file:
+        assert set(file) == set(GROUPS)
+        for name, items in written.items():
+            for index, item in enumerate(items):
+                data = file[name][str(index)]
+                assert data.shape == item.shape and data.dtype == np.float32
+                np.testing.assert_allclose(data, item, rtol=1e-6, atol=1e-7)
+
+
+def test_writing_needs_all_there_is(tmp_path: Path) -> None:
+    matches = Correspondences(np.zeros((3, 2)), np.zeros((3, 2)), K0=K0, K1=K1)
+    pair = LabelledPair.from_pose("bare", matches, *map(torch.from_numpy, pose()))
+    with pytest.raises(InputError, match="ratio of every pair, pair 'bare'"):
+        write_oanet_dump(tmp_path / "dump.hdf5", [pair])
+    assert not list(tmp_path.iterdir())
+
+
+def test_ratio_without_a_second_neighbour(tmp_path: Path) -> None:
+    write_by_hand(tmp_path / "dump.hdf5")
+    with h5py.File(tmp_path / "dump.hdf5", "a") as file:
+        file["ratios/0"][:2] = [np.nan, 1.00001]
+    ratio = OANetDump(tmp_path / "dump.hdf5")[0].matches.ratio
+    assert ratio is not None and ratio[:2].tolist() == [1, 1]
+
+
+def test_broken_dumps(tmp_path: Path) -> None:
+    path = tmp_path / "dump.hdf5"
+    with pytest.raises(InputError, match="no such file"):
+        OANetDump(path)
+    path.write_text("text")
+    with pytest.raises(InputError, match="not an HDF5"):
+        OANetDump(path)
+    write_by_hand(path)
+    with pytest.raises(InputError, match="scenes"):
+        OANetDump(path, scenes=("a", "b", "c"))
+    with h5py.File(path, "a") as file:
+        del file["ys/1"], file["ratios/2"]
+        file["ratios/2"] = np.zeros(3)
+    dump = OANetDump(path)
+    with pytest.raises(InputError, match="dataset ys/1"):
+        dump[1]
+    with pytest.raises(InputError, match=f"ratios/2: expected {COUNT} numbers, got 3"):
+        dump[2]
+    dump.close()
+    with h5py.File(path, "a") as file:
+        del file["f1s"]
+    with pytest.raises(InputError, match="missing f1s"):
+        OANetDump(path)
+
+
+def test_splits() -> None:
+    assert len(YFCC_TEST_SCENES) == 4 and len(SUN3D_TEST_SCENES) == 15
+    assert SUN3D_TEST_SCENES[5] == "te-hotel1" and SUN3D_TEST_SCENES[-1] == "te-mit5"
+
+
+def write_raw_scene(folder: Path, visibility: str = "0 51 50") -> Path:
+    folder.mkdir()
+    for i in range(3):
+        with h5py.File(folder / f"camera{i}.h5", "w") as file:
+            file["K"] = np.array([[500.0, 0, 3], [0, 510, -4], [0, 0, 1]])
+            file["R"], file["T"], file["imsize"] = np.eye(3), np.array([[i, 0.0, 0.0]]), np.array([[641, 481]])
+        (folder / f"visibility{i}.txt").write_text("\n".join(visibility.split()))
+    for name, item in (("images", "image{}.jpg"), ("calibration", "camera{}.h5"), ("visibility", "visibility{}.txt")):
+        (folder / f"{name}.txt").write_text("".join(item.format(i) + "\n" for i in range(3)))
+    return folder
+
+
+def test_raw_scene(tmp_path: Path) -> None:
+    scene = read_raw_scene(write_raw_scene(tmp_path / "place"))
+    assert scene.name == "place" and len(scene.images) == 3
+    image = scene.images["image2.jpg"]
+    assert image.path == tmp_path / "place" / "image2.jpg"
+    np.testing.assert_array_equal(image.K, [[500, 0, 323], [0, 510, 236], [0, 0, 1]])
+    np.testing.assert_array_equal(image.t, [2, 0, 0])
+    assert scene.pairs is not None
+    assert sorted(scene.pairs) == [("image0.jpg", "image1.jpg"), ("image2.jpg", "image1.jpg")]
+
+
+def test_raw_scene_draws_the_same_pairs_as_oanet(tmp_path: Path) -> None:
+    folder = write_raw_scene(tmp_path / "place", "99 99 99")
+    every = [(i, j) for i in range(3) for j in range(3) if i != j]
+    np.random.seed(1234)
+    expected = [tuple(f"image{k}.jpg" for k in every[i]) for i in np.random.permutation(6)[:4]]
+    assert read_raw_scene(folder, most_pairs=4).pairs == expected
+
+
+def _drop_line(folder: Path) -> None:
+    (folder / "calibration.txt").write_text("camera0.h5\n")
+
+
+def _drop_camera(folder: Path) -> None:
+    (folder / "camera1.h5").unlink()
+
+
+def _drop_rotation(folder: Path) -> None:
+    with h5py.File(folder / "camera1.h5", "a") as file:
+        del file["R"]
+
+
+def _drop_number(folder: Path) -> None:
+    (folder / "visibility1.txt").write_text("1\n2\n")
+
+
+def _drop_list(folder: Path) -> None:
+    (folder / "images.txt").unlink()
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (_drop_line, "as many images as calibrations"),
+        (_drop_camera, "camera1.h5: no such file"),
+        (_drop_rotation, "camera1.h5: expected K"),
+        (_drop_number, "expected 3 numbers, got 2"),
+        (_drop_list, "images.txt: no such file"),
+    ],
+)
+def test_broken_raw_scenes(tmp_path: Path, harm: Any, message: str) -> None:
+    folder = write_raw_scene(tmp_path / "place")
+    harm(folder)
+    with pytest.raises(InputError, match=message):
+        read_raw_scene(folder)
+
+
+def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(MissingExtraError, match=r"ananet\[h5\]"):
+        OANetDump(tmp_path / "dump.hdf5")

@@ -1,0 +1,56 @@
+"""The GPU engine's kernels on the CPU, in Triton's interpreter. `test_fused.py` runs this file in its own process."""
+
+import math
+
+import pytest
+import torch
+
+from ananet.inference.ananet.folded import FoldedANANet
+from ananet.inference.ananet.fused import FusedANANet
+from ananet.pruners.conflicts import doubt_conflicting
+from tests.inference.test_ananet import trained
+from tests.pruners.test_conflicts import crowded
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"form": "quadratic", "share_kv": False, "side_channels": 2, "learnable_normalization": False},
+        {"form": "cubic", "width": 64},
+        {"second_order": False, "width": 32, "heads": 2},
+    ],
+)
+def test_agrees_with_the_network(settings, monkeypatch):
+    network = trained(blocks=2, **settings)
+    matches = torch.rand(2, 140, 4 + settings.get("side_channels", 0)) * 2 - 1
+    lengths = torch.tensor([140, 90])
+    mask = torch.arange(140) < lengths[:, None]
+    monkeypatch.setenv("ANANET_ATTENTION", "reference")
+    with torch.no_grad():
+        exact = network.double()(matches.double(), mask)
+    folded = FoldedANANet(network.float())
+    single = FusedANANet(folded, torch.float32)(matches, lengths)
+    torch.testing.assert_close(single.double(), exact, atol=2e-5, rtol=1e-4)
+    half = FusedANANet(folded, torch.float16)(matches, lengths)
+    assert (half - exact).norm() < 1e-2 * max(exact.norm(), 1.0)  # of 230 logits
+    assert half[1, 90:].abs().sum() == 0
+
+
+# Less than a tile, several and a bit, and matches with side input.
+@pytest.mark.parametrize(("n", "channels"), [(0, 4), (1, 4), (2, 4), (7, 6), (64, 4), (201, 6)])
+@pytest.mark.parametrize("odds", [10.0, math.inf])
+def test_doubt_in_rivals_agrees_with_the_plain_road(n, channels, odds, monkeypatch):
+    rows = [crowded(n, seed) for seed in range(3)]
+    logits = torch.stack([row[0] for row in rows]).round()  # so that some are equal: the first of them wins
+    matches = torch.cat([torch.stack([row[1] for row in rows]), torch.rand(3, n, channels - 4)], dim=-1)
+    matches[:, : n // 8, :2] = torch.tensor([0.0, -0.0])
+    mask = torch.arange(n) < torch.tensor([[n], [n // 2], [0]])
+    answers = {}
+    for backend in ("fused", "reference"):
+        monkeypatch.setenv("ANANET_ATTENTION", backend)
+        answers[backend] = [
+            doubt_conflicting(logits, matches, odds),
+            doubt_conflicting(logits, matches, odds, mask)[mask],
+        ]
+    torch.testing.assert_close(answers["fused"], answers["reference"], atol=0, rtol=0)

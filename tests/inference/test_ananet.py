@@ -1,0 +1,72 @@
+"""The engine answers what the network answers."""
+
+import pytest
+import torch
+
+from ananet.attention import FORMS
+from ananet.inference import engine_for
+from ananet.inference.ananet.folded import FoldedANANet
+from ananet.inference.ananet.fused import FusedANANet, bucket
+from ananet.networks import ANANet, ANANetSettings
+
+CPU = torch.device("cpu")
+
+
+def trained(**settings) -> ANANet:
+    """A network whose batch norms and biases all do something."""
+    torch.manual_seed(0)
+    network = ANANet(ANANetSettings(**settings)).eval()
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            module.running_mean.normal_(0, 0.3)
+            module.running_var.uniform_(0.5, 1.5)
+        if isinstance(module, torch.nn.BatchNorm1d | torch.nn.LayerNorm):
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            torch.nn.init.normal_(module.bias, 0, 0.3)
+        if isinstance(module, torch.nn.Linear):
+            torch.nn.init.normal_(module.bias, 0, 0.1)
+    if network.side_encoder is not None:
+        torch.nn.init.normal_(network.side_encoder.linears[-1].weight, 0, 0.1)
+    return network
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"form": form} for form in FORMS),
+        {"second_order": False},
+        {"learnable_normalization": False, "share_kv": False, "side_channels": 2},
+        {"width": 36, "heads": 3},
+    ],
+)
+def test_folded_network_gives_the_same_logits(settings):
+    network = trained(blocks=2, **settings)
+    engine = engine_for(network, CPU)
+    matches = torch.rand(2, 50, 4 + network.settings.side_channels) * 2 - 1
+    lengths = torch.tensor([50, 31])
+    mask = torch.arange(50) < lengths[:, None]
+    with torch.no_grad():
+        torch.testing.assert_close(engine(matches, lengths), network(matches, mask), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(engine(matches, None), network(matches), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_hardly_any_match(length):
+    engine = engine_for(trained(blocks=1), CPU)
+    assert engine(torch.rand(1, length, 4), None).isfinite().all()
+
+
+def test_the_cpu_gets_the_folded_network():
+    assert isinstance(engine_for(trained(blocks=1), CPU), FoldedANANet)
+
+
+def test_which_networks_the_kernels_can_run():
+    assert FusedANANet.supports(ANANetSettings())
+    assert FusedANANet.supports(ANANetSettings(form="cubic", side_channels=2))
+    assert not FusedANANet.supports(ANANetSettings(width=36, heads=3))
+
+
+def test_buckets_are_few_and_close():
+    sizes = [bucket(length) for length in range(1, 20_000)]
+    assert all(0 <= size - length < max(128, length / 4) for length, size in enumerate(sizes, start=1))
+    assert len(set(sizes)) < 50
