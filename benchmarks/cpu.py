@@ -27,12 +27,12 @@ def times(form: str, length: int, threads: int, runs: int, reference_too: bool) 
     import torch
 
     from ananet.attention import VARIABLE
+    from ananet.inference import engine_for
     from ananet.networks import ANANet, ANANetSettings
-    from ananet.networks.engine import inference_engine
 
     torch.set_num_threads(threads)
     network = ANANet(ANANetSettings(form=form)).eval()  # type: ignore[arg-type]
-    engine = inference_engine(network, torch.device("cpu"))
+    engine = engine_for(network, torch.device("cpu"))
     taken: dict[str, list[float]] = {"engine": [], "reference": []}
     for _ in range(runs + 1):
         matches = torch.rand(1, length, 4) * 2 - 1
@@ -53,10 +53,10 @@ def peak_megabytes(form: str, length: int) -> float:
     """Peak memory of one run over that of the process with the engine ready."""
     import torch
 
+    from ananet.inference import engine_for
     from ananet.networks import ANANet, ANANetSettings
-    from ananet.networks.engine import inference_engine
 
-    engine = inference_engine(ANANet(ANANetSettings(form=form)), torch.device("cpu"))  # type: ignore[arg-type]
+    engine = engine_for(ANANet(ANANetSettings(form=form)), torch.device("cpu"))  # type: ignore[arg-type]
     engine(torch.rand(1, 16, 4), None)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     engine(torch.rand(1, length, 4), None)

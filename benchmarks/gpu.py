@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from ananet.attention import VARIABLE, second_order_attention
+from ananet.inference import engine_for
 from ananet.networks import ANANet, ANANetSettings
-from ananet.networks.engine import inference_engine
-from ananet.networks.rivals import doubt_rivals
+from ananet.pruners.conflicts import doubt_conflicting
 
 DEVICE = torch.device("cuda")
 PRECISIONS = {
@@ -117,7 +117,7 @@ def check_engine() -> dict[str, Any]:
     results = {}
     for form in ("linear", "quadratic"):
         network = random_network(form)
-        engine = inference_engine(network, DEVICE)
+        engine = engine_for(network, DEVICE)
         for length in (1, 100, 777, 2048):
             matches = torch.rand(2, length, 4, device=DEVICE) * 2 - 1
             lengths = torch.tensor([length, (length + 1) // 2], device=DEVICE)
@@ -136,14 +136,14 @@ def check_engine() -> dict[str, Any]:
     return results
 
 
-def check_rivals() -> bool:
-    """Whether the kernel that doubts rivals says exactly what plain PyTorch says."""
+def check_conflicts() -> bool:
+    """Whether the kernel that doubts conflicting matches says exactly what plain PyTorch says."""
     for batch, length in ((1, 0), (1, 1), (3, 777), (2, 2048)):
         matches, logits = crowded_matches(batch, length), torch.randn(batch, length, device=DEVICE)
         mask = torch.rand(batch, length, device=DEVICE) < 0.8
-        ours = [doubt_rivals(logits, matches, 10.0), doubt_rivals(logits, matches, 10.0, mask)[mask]]
+        ours = [doubt_conflicting(logits, matches, 10.0), doubt_conflicting(logits, matches, 10.0, mask)[mask]]
         with plain_attention():
-            plain = [doubt_rivals(logits, matches, 10.0), doubt_rivals(logits, matches, 10.0, mask)[mask]]
+            plain = [doubt_conflicting(logits, matches, 10.0), doubt_conflicting(logits, matches, 10.0, mask)[mask]]
         if not all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True)):
             return False
     return True
@@ -185,7 +185,7 @@ def time_inference() -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in ("none", "linear", "quadratic"):
         network = random_network(name)
-        engine = inference_engine(network, DEVICE)
+        engine = engine_for(network, DEVICE)
         for batch, length in ((1, 2048), (1, 4096), (1, 8192), (1, 16384), (64, 2048)):
             inputs = [torch.rand(batch, length, 4, device=DEVICE) * 2 - 1 for _ in range(8)]
             results[f"engine {name} {batch}x{length}"] = median_ms(lambda i, x=inputs, run=engine: run(x[i % 8], None))
@@ -196,13 +196,13 @@ def time_inference() -> dict[str, Any]:
                     )
     for batch, length in ((1, 2048), (1, 8192), (64, 2048)):
         matches, logits = crowded_matches(batch, length), torch.randn(batch, length, device=DEVICE)
-        results[f"rivals {batch}x{length}"] = median_ms(lambda i, x=matches, y=logits: doubt_rivals(y, x, 10.0))
+        results[f"conflicts {batch}x{length}"] = median_ms(lambda i, x=matches, y=logits: doubt_conflicting(y, x, 10.0))
         with plain_attention():
-            results[f"eager rivals {batch}x{length}"] = median_ms(
-                lambda i, x=matches, y=logits: doubt_rivals(y, x, 10.0)
+            results[f"eager conflicts {batch}x{length}"] = median_ms(
+                lambda i, x=matches, y=logits: doubt_conflicting(y, x, 10.0)
             )
     network = random_network("cubic")
-    engine = inference_engine(network, DEVICE)
+    engine = engine_for(network, DEVICE)
     for length in (2048, 8192):
         inputs = [torch.rand(1, length, 4, device=DEVICE) * 2 - 1 for _ in range(4)]
         results[f"engine cubic 1x{length}"] = median_ms(lambda i, x=inputs: engine(x[i % 4], None), least=5)
@@ -323,15 +323,15 @@ def main() -> None:
         engine = pool.submit(check_engine)
         results["attention"] = [case for cases in pool.map(check_attention, PRECISIONS) for case in cases]
         results["engine"] = engine.result()
-    results["rivals ok"] = check_rivals()
+    results["conflicts ok"] = check_conflicts()
     results["cubic estimate error"] = check_estimate()
     print(f"checks took {time.perf_counter() - begin:.0f} s", flush=True)
     failed = [case for case in results["attention"] if not case["ok"]]
     for case in failed:
         print("FAILED", json.dumps(case))
     failed += [f"{name} {case}" for name, case in results["engine"].items() if not case["ok"]]
-    if not results["rivals ok"]:
-        failed.append("rivals")
+    if not results["conflicts ok"]:
+        failed.append("conflicts")
     print("engine", json.dumps(results["engine"]))
     results["ceilings"] = ceilings()
     results["ms"] = time_inference()
@@ -349,7 +349,7 @@ def main() -> None:
     for line in bars(results["ms"]):
         print(line)
     checks = len(results["attention"]) + len(results["engine"]) + 1
-    print(f"{checks} checks (attention, engine, rivals), {len(failed)} failed")
+    print(f"{checks} checks (attention, engine, conflicts), {len(failed)} failed")
 
 
 def bars(ms: dict[str, float]) -> Iterator[str]:

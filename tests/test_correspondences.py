@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from ananet import Correspondences, InputError
+from ananet import Correspondences, InputError, correspondences
+from ananet.correspondences import PER_MATCH
 
 K = np.array([[500.0, 0, 320], [0, 510, 240], [0, 0, 1]])
 
@@ -118,6 +119,18 @@ def test_non_finite_points_are_named(bad, name):
         ({"ratio": np.full(5, 1.5)}, r"ratio: expected values in \[0, 1\], got 1.5"),
         ({"mutual": np.full(5, 2)}, "mutual: expected True/False"),
         ({"scores": np.full(5, np.nan)}, "scores: expected finite"),
+        ({"sizes0": np.ones(5)}, "sizes0 and sizes1: expected both or neither, sizes1 is missing"),
+        ({"angles1": np.ones(5)}, "angles0 and angles1: expected both or neither, angles0 is missing"),
+        ({"sizes0": np.ones(5), "sizes1": np.zeros(5)}, "sizes1: expected positive numbers of pixels, got 0"),
+        ({"angles0": np.ones(4), "angles1": np.ones(5)}, r"angles0: expected shape \(5,\), got \(4,\)"),
+        ({"angles0": np.full(5, np.inf), "angles1": np.ones(5)}, "angles0: expected finite"),
+        ({"indices": np.zeros((5, 3), int)}, r"indices: expected shape \(5, 2\), got \(5, 3\)"),
+        ({"indices": np.full((5, 2), -1)}, "indices: expected whole numbers of at least 0"),
+        ({"indices": np.zeros((5, 2))}, "indices: expected whole numbers of at least 0"),
+        ({"indices": np.zeros((5, 2), bool)}, "indices: expected whole numbers of at least 0"),
+        ({"points0": np.zeros((5, 2), bool)}, "points0: expected real numbers, got torch.bool"),
+        ({"points0": [[1, 2], [3]]}, "points0: expected an array of numbers, got list"),
+        ({"points0": None}, "points0: expected an array of numbers, got NoneType"),
     ],
 )
 def test_errors_name_the_argument(change, message):
@@ -141,3 +154,170 @@ def test_torch_stays_torch_and_repr_tells():
     assert not matches.given_as_numpy
     assert repr(matches) == "Correspondences(2 matches, size, mutual)"
     assert matches.to("cpu").size0 == (4.0, 4.0)
+
+
+@pytest.fixture
+def full() -> Correspondences:
+    """Six matches with all that matches can have."""
+    return Correspondences(
+        points(6),
+        points(6) + 1,
+        K0=K,
+        K1=K,
+        size0=(640, 480),
+        size1=(320, 240),
+        ratio=np.linspace(0, 1, 6),
+        mutual=np.arange(6) % 2,
+        scores=np.arange(6),
+        sizes0=np.arange(1, 7),
+        sizes1=np.arange(2, 8),
+        angles0=np.linspace(0, 3, 6),
+        angles1=np.linspace(3, 0, 6),
+        indices=np.stack([np.arange(6), np.arange(6)[::-1]], axis=1),
+    )
+
+
+def check_selection(matches: Correspondences, picked: Correspondences, expected: np.ndarray) -> None:
+    """Everything there is of every match was selected alike, and the rest is the same."""
+    for name in PER_MATCH:
+        np.testing.assert_array_equal(getattr(picked, name).numpy(), getattr(matches, name).numpy()[expected], name)
+    assert picked.K0 is matches.K0 and picked.size1 == matches.size1
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        slice(None, None, -1),
+        slice(4, 1, -2),
+        slice(None, None, 2),
+        slice(-3, None),
+        slice(2, 99),
+        slice(5, 2),
+        slice(np.int64(1), np.int64(4)),
+        [4, 1, 4],
+        [-1, -6],
+        np.array([], int),
+        np.array([True, False] * 3),
+        np.array([5, 0, 3])[::-1],
+    ],
+    ids=str,
+)
+def test_a_selection_selects_in_everything(which, full):
+    check_selection(full, full[which], np.arange(6)[which])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", ">i4"])
+def test_small_and_foreign_integers_are_indices(dtype, full):
+    which = np.array([5, 0, 1], dtype)
+    check_selection(full, full[which], np.array([5, 0, 1]))
+    if dtype != ">i4":
+        check_selection(full, full[torch.from_numpy(which)], np.array([5, 0, 1]))
+
+
+def test_ones_and_zeros_of_bytes_are_indices_not_a_mask(full):
+    which = np.array([1, 0, 0, 0, 0, 1], np.uint8)
+    check_selection(full, full[which], np.array([1, 0, 0, 0, 0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        (np.ones(5, bool), "which: expected a mask of 6 matches, got one of 5"),
+        (np.ones(7, bool), "which: expected a mask of 6 matches, got one of 7"),
+        ([0, 6], "which: expected indices below 6, got 0 to 6"),
+        ([-7, 2], "which: expected indices below 6, got -7 to 2"),
+        (np.array([255], np.uint8), "which: expected indices below 6, got 255 to 255"),
+        ([0.0, 1.0], "which: expected a mask, indices or a slice, got numbers of torch.float64"),
+        (np.array([1j]), "which: expected a mask, indices or a slice, got numbers of torch.complex128"),
+        (3, r"which: expected a mask, indices or a slice, got shape \(\)"),
+        ([[0, 1]], r"which: expected a mask, indices or a slice, got shape \(1, 2\)"),
+        (None, "which: expected an array of numbers, got NoneType"),
+        ("all", "which: expected an array of numbers, got str"),
+    ],
+)
+def test_wrong_selections_are_named(which, message, full):
+    with pytest.raises(InputError, match=message):
+        full[which]
+
+
+def test_what_was_checked_is_not_checked_again(full, monkeypatch):
+    def fail(*_):
+        raise AssertionError("checked again")
+
+    monkeypatch.setattr(correspondences, "_finite", fail)
+    monkeypatch.setattr(Correspondences, "__init__", fail)
+    assert len(full[1:4]) == len(full[[1, 2, 3]]) == 3
+    assert len(full.to("cpu")) == 6
+
+
+def test_a_copy_with_other_values(full):
+    changed = full.changed(K0=None, K1=None)
+    assert not changed.calibrated and full.calibrated
+    assert changed.points0 is full.points0 and changed.given_as_numpy
+    assert changed.normalized().abs().max() <= 2
+
+
+def test_masked_arrays_have_no_gaps():
+    whole = np.ma.masked_array(points(5), mask=False)
+    np.testing.assert_array_equal(Correspondences(whole, whole).points0.numpy(), points(5))
+    gaps = np.ma.masked_array(points(5), mask=np.eye(5, 2, dtype=bool))
+    with pytest.raises(InputError, match="points1: expected an array without gaps, got a masked one"):
+        Correspondences(points(5), gaps)
+    ratio = np.ma.masked_greater(np.linspace(0, 1, 5), 0.5)
+    with pytest.raises(InputError, match="ratio: expected an array without gaps"):
+        Correspondences(points(5), points(5), ratio=ratio)
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse CSR|quantize_per_tensor)")
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: torch.eye(5, 2).to_sparse(), "sparse"),
+        (lambda: torch.eye(5, 2).to_sparse_csr(), "sparse"),
+        (lambda: torch.zeros(5, 2, device="meta"), "meta"),
+        (lambda: torch.quantize_per_tensor(torch.eye(5, 2), 0.1, 0, torch.quint8), "quantised"),
+    ],
+    ids=["coo", "csr", "meta", "quantised"],
+)
+def test_only_plain_tensors_are_taken(make, kind):
+    with pytest.raises(InputError, match=f"points0: expected a plain tensor, got a {kind} one"):
+        Correspondences(make(), torch.zeros(5, 2))
+    with pytest.raises(InputError, match=f"K1: expected a plain tensor, got a {kind} one"):
+        Correspondences(points(5), points(5), K0=K, K1=make())
+
+
+def test_gradients_are_left_behind():
+    given = torch.rand(4, 2, requires_grad=True)
+    matches = Correspondences(given, given * 2)
+    assert not matches.points0.requires_grad and not matches.points1.requires_grad
+    assert matches.numpy_points()[0].dtype == np.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.int64])
+def test_indices_of_keypoints_in_any_whole_number(dtype):
+    given = torch.tensor([[0, 3], [1, 2]]).to(dtype)
+    matches = Correspondences(points(2), points(2), indices=given)
+    assert matches.indices.dtype == torch.int64 and matches.indices.tolist() == [[0, 3], [1, 2]]
+    assert Correspondences([], [], indices=[]).indices.shape == (0, 2)
+
+
+def test_sizes_are_normalised_as_points_are(full):
+    focal = (500 + 510) / 2
+    expected = np.stack([np.arange(1, 7), np.arange(2, 8)], axis=1) / focal
+    np.testing.assert_allclose(full.normalized_sizes().numpy(), expected, rtol=1e-6)
+    sized = full.changed(K0=None, K1=None)
+    expected = np.stack([np.arange(1, 7) / 640, np.arange(2, 8) / 320], axis=1) / 0.7
+    np.testing.assert_allclose(sized.normalized_sizes().numpy(), expected, rtol=1e-6)
+    assert Correspondences(points(3), points(3)).normalized_sizes() is None
+    with pytest.raises(InputError, match="K0, K1.*size0, size1"):
+        Correspondences(points(3), points(3), sizes0=[1, 1, 1], sizes1=[1, 1, 1]).normalized_sizes()
+
+
+def test_angles_of_both_keypoints(full):
+    expected = np.stack([np.linspace(0, 3, 6), np.linspace(3, 0, 6)], axis=1)
+    np.testing.assert_allclose(full.angles().numpy(), expected, atol=1e-6)
+    assert Correspondences(points(3), points(3)).angles() is None
+
+
+def test_repr_tells_everything_that_is_known(full):
+    assert repr(full) == "Correspondences(6 matches, K, size, ratio, mutual, scores, sizes, angles, indices)"

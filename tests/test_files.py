@@ -1,7 +1,17 @@
+"""A failed write leaves what was there; broken files are named."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
 import pytest
+import torch
+from safetensors import SafetensorError, safe_open
 
 from ananet import InputError
-from ananet.files import atomic_path, check_output
+from ananet.files import STALE_AFTER, atomic_path, check_output, only_process, read_json, save_tensors, write_json
 
 
 def test_success_replaces_the_file(tmp_path):
@@ -24,8 +34,6 @@ def test_failure_leaves_what_was_there(tmp_path):
 
 
 def test_links_are_followed_and_special_files_left_alone(tmp_path):
-    import os
-
     (tmp_path / "real.txt").write_text("old")
     (tmp_path / "link.txt").symlink_to(tmp_path / "real.txt")
     with atomic_path(tmp_path / "link.txt") as temporary:
@@ -48,3 +56,148 @@ def test_bad_targets_are_named(tmp_path):
     for wrong in (tmp_path, tmp_path / "none" / "a.txt"):
         with pytest.raises(InputError, match="output: "), atomic_path(wrong):
             pass
+
+
+def test_new_files_have_the_permissions_of_any_other(tmp_path):
+    (tmp_path / "plain").write_text("x")
+    with atomic_path(tmp_path / "a.txt") as temporary:
+        # As a writer does that makes a private file and renames it.
+        temporary.unlink()
+        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))
+    assert (tmp_path / "a.txt").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_what_is_renamed_is_on_the_disk(tmp_path, monkeypatch):
+    steps = []
+    fsync, replace = os.fsync, type(tmp_path).replace
+    monkeypatch.setattr(os, "fsync", lambda number: (steps.append("fsync"), fsync(number)))
+    monkeypatch.setattr(type(tmp_path), "replace", lambda *paths: (steps.append("rename"), replace(*paths)))
+    with atomic_path(tmp_path / "a.txt") as temporary:
+        temporary.write_text("new")
+    assert steps == ["fsync", "rename"]
+
+
+def test_the_temporary_file_lies_beside_and_keeps_the_suffix(tmp_path):
+    with atomic_path(tmp_path / "a.tar.gz") as temporary:
+        assert temporary.parent == tmp_path and temporary.suffix == ".gz" and temporary.name.startswith(".a.tar-")
+
+
+def test_temporaries_of_killed_runs_are_removed(tmp_path):
+    hour_ago = time.time() - STALE_AFTER - 60
+    stale = [tmp_path / ".a[1]-0123abcd.txt"]
+    others = [
+        tmp_path / ".a[1]-0123abce.txt",  # being written
+        tmp_path / ".a1-0123abcd.txt",  # of another output
+        tmp_path / ".a[1]-0123abcd.png",
+        tmp_path / ".a[1]-0123abcz.txt",
+        tmp_path / ".a[1]-more-0123abcd.txt",
+        tmp_path / "a[1]-0123abcd.txt",
+    ]
+    for path in (*stale, *others):
+        path.write_text("half")
+        if path != others[0]:
+            os.utime(path, (hour_ago, hour_ago))
+    write_json(tmp_path / "a[1].txt", 1)
+    assert not any(path.exists() for path in stale)
+    assert all(path.exists() for path in others)
+
+
+def test_a_folder_without_permission_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(InputError, match="output: no permission to write to"):
+        check_output(tmp_path / "a.txt")
+
+
+def test_an_input_is_known_under_any_name(tmp_path):
+    (tmp_path / "in.txt").write_text("mine")
+    (tmp_path / "link.txt").symlink_to("in.txt")
+    os.link(tmp_path / "in.txt", tmp_path / "twin.txt")
+    for name in ("link.txt", "twin.txt", "../" + tmp_path.name + "/in.txt"):
+        with pytest.raises(InputError, match="is an input and would be overwritten"):
+            check_output(tmp_path / name, tmp_path / "in.txt")
+    check_output(tmp_path / "in.txt", tmp_path / "not there")
+
+
+def test_tensors_come_back(tmp_path):
+    save_tensors(tmp_path / "a.safetensors", {"x": torch.arange(3)}, {"kind": "numbers"})
+    with safe_open(tmp_path / "a.safetensors", framework="pt") as file:
+        assert file.get_tensor("x").tolist() == [0, 1, 2] and file.metadata() == {"kind": "numbers"}
+
+
+def test_a_full_disk_leaves_the_old_tensors(tmp_path, monkeypatch):
+    path = tmp_path / "a.safetensors"
+    save_tensors(path, {"x": torch.zeros(3)}, {})
+    before = path.read_bytes()
+
+    def full(_, temporary, __):
+        temporary.write_bytes(b"half")
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match=r"could not write .*a.safetensors: No space left on device"):
+        save_tensors(path, {"x": torch.ones(3)}, {})
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device here")
+def test_a_full_disk_leaves_the_old_text(tmp_path):
+    write_json(tmp_path / "a.json", "old")
+    with pytest.raises(OSError, match="No space left"), atomic_path(tmp_path / "a.json") as temporary:
+        temporary.unlink()
+        temporary.symlink_to("/dev/full")
+        temporary.write_text("new")
+    assert read_json(tmp_path / "a.json") == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_json_comes_back(tmp_path):
+    value = {"a": [1, 2.5, None, True], "b": {"ö": "写真"}}
+    write_json(tmp_path / "a.json", value, indent=2)
+    assert read_json(tmp_path / "a.json") == read_json(str(tmp_path / "a.json")) == value
+    assert (tmp_path / "a.json").read_text(encoding="utf-8").endswith("}\n")
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), {"a": [float("-inf")]}, object()])
+def test_json_is_strict_and_written_whole_or_not(wrong, tmp_path):
+    write_json(tmp_path / "a.json", 1)
+    with pytest.raises((ValueError, TypeError)):
+        write_json(tmp_path / "a.json", wrong)
+    assert json.loads((tmp_path / "a.json").read_text()) == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"9" * 5000], ids=["empty", "half", "binary", "deep", "long"]
+)
+def test_broken_json_is_named(content, tmp_path):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"a.json: not a JSON file"):
+        read_json(tmp_path / "a.json")
+
+
+def test_a_folder_is_for_one_process_at_a_time(tmp_path):
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom ananet.files import only_process\n"
+        "with only_process(Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "in\n"
+        with pytest.raises(InputError, match="another process is writing here; wait for it"), only_process(tmp_path):
+            pass
+        # A process that dies leaves no lock behind.
+        other.kill()
+        other.wait()
+    with only_process(tmp_path):
+        assert (tmp_path / ".lock").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_free_again_after_a_failure(tmp_path):
+    with pytest.raises(RuntimeError), only_process(tmp_path):
+        raise RuntimeError
+    with only_process(tmp_path):
+        pass
+    (tmp_path / "other").mkdir()
+    with only_process(tmp_path), only_process(tmp_path / "other"):
+        pass

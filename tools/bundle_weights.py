@@ -5,15 +5,12 @@
 CARD.json adds to the model card what a run cannot know: data, licences, limits, measurements.
 """
 
-import json
 import sys
-from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from ananet.datasets.synthetic import SyntheticSettings, synthesize
-from ananet.files import atomic_path
+from ananet.files import read_json, save_tensors, write_json
 from ananet.networks import load_network, save_network
 from ananet.networks.input import side_input
 from ananet.weights import FOLDER, INDEX, bundled, checksum
@@ -24,7 +21,7 @@ GOLDEN_MATCHES = 200
 def main(source: str, name: str, summary: str, card_file: str | None = None) -> None:
     network, card = load_network(source)
     if card_file is not None:
-        card |= json.loads(Path(card_file).read_text())
+        card |= read_json(card_file)
     path = FOLDER / f"{name}.safetensors"
     save_network(path, network.half(), {"name": name, "summary": summary, **card})
 
@@ -32,15 +29,13 @@ def main(source: str, name: str, summary: str, card_file: str | None = None) -> 
     network, _ = load_network(path)
     batch = synthesize(2, torch.Generator().manual_seed(0), SyntheticSettings(matches=GOLDEN_MATCHES))
     matches = batch.matches
-    if network.settings.side_channels:
-        matches = torch.cat([matches, side_input(matches[..., 0], batch.ratio, batch.mutual)], dim=-1)
+    if side := network.settings.side:
+        known = side_input(side, matches[..., 0], batch.ratio, batch.mutual, batch.sizes, batch.angles)
+        matches = torch.cat([matches, known], dim=-1)
     with torch.no_grad():
         logits = network(matches)
-    with atomic_path(FOLDER / f"{name}.golden.safetensors") as temporary:
-        save_file({"matches": matches, "logits": logits}, temporary)
-
-    index = {**bundled(), name: {"summary": summary, "sha256": checksum(path)}}
-    INDEX.write_text(json.dumps(index, indent=1) + "\n")
+    save_tensors(FOLDER / f"{name}.golden.safetensors", {"matches": matches, "logits": logits}, {})
+    write_json(INDEX, {**bundled(), name: {"summary": summary, "sha256": checksum(path)}}, indent=1)
     print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
 
 

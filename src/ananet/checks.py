@@ -22,8 +22,13 @@ Kind = TypeVar("Kind")
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a real number of Python's or numpy's kinds; True, False and NaN are none."""
-    return isinstance(value, Real) and not isinstance(value, bool | np.bool_) and not math.isnan(value)
+    """Whether it is a real number of Python's or numpy's kinds; True, False, NaN and what no float holds are none."""
+    if not isinstance(value, Real) or isinstance(value, bool | np.bool_):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:
+        return False
 
 
 def check_whole_number(name: str, value: Any, least: int, most: float = math.inf) -> int:

@@ -142,12 +142,9 @@ class Correspondences:
             tensor = tensor.reshape(0, 2).long()
         if tensor.shape != (len(self), 2):
             raise InputError(f"{name}: expected shape ({len(self)}, 2), got {tuple(tensor.shape)}")
-        if (
-            tensor.dtype.is_floating_point
-            or tensor.dtype.is_complex
-            or tensor.dtype == torch.bool
-            or (tensor < 0).any()
-        ):
+        whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
+        # Torch compares few unsigned kinds, so only after the conversion.
+        if not whole or (tensor.long() < 0).any():
             raise InputError(f"{name}: expected whole numbers of at least 0, got others")
         return tensor.to(self.points0.device, torch.int64)
 

@@ -46,10 +46,12 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     path = check_output(path)
     _remove_stale(path)
     temporary = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
-    # Made here, so that it has the permissions any other new file would get.
+    # Made here, so that it has the permissions any other new file would get; some writers put a private one in place.
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    permissions = temporary.stat().st_mode
     try:
         yield temporary
+        temporary.chmod(permissions)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -104,7 +106,7 @@ def read_json(path: str | Path) -> Any:
     """What a JSON file holds."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a JSON file ({error})") from None
 
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("folder", ["attention", "networks"])
+@pytest.mark.parametrize("folder", ["attention", "inference"])
 def test_kernels_in_the_interpreter(folder):
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -28,26 +28,41 @@ def distance_of(batch: Batch) -> torch.Tensor:
 
 
 def same(a: Batch, b: Batch) -> bool:
-    return all(torch.equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(Batch))
+    return all(
+        torch.allclose(getattr(a, f.name), getattr(b, f.name), rtol=0, atol=0, equal_nan=True) for f in fields(Batch)
+    )
 
 
 def equal_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a[:, None] == b).all(-1)
 
 
-def test_plain_batches_are_the_stored_pairs(pairs):
+def test_unchanged_batches_are_the_stored_pairs(pairs):
     batch = PairBatches(pairs, BatchSettings.unchanged(4, 250), seed=1)[0]
     assert batch.matches.shape == (4, 250, 4)
     torch.testing.assert_close(batch.distance, distance_of(batch) * batch.mask)
     assert torch.equal(batch.inlier, (batch.distance < 1e-4) & batch.mask)
     # Each row of a batch is a row of some stored pair.
     stored = torch.cat([pair.matches.normalized() for pair in pairs])
-    assert torch.cdist(batch.matches[0, :20].double(), stored.double()).amin(1).max() < 1e-5
+    apart, row = torch.cdist(batch.matches[0, :20].double(), stored.double()).min(1)
+    assert apart.max() < 1e-5
+    sizes = torch.cat([pair.matches.normalized_sizes() for pair in pairs])
+    torch.testing.assert_close(batch.sizes[0, :20, 0], sizes[row, 0])
+    assert batch.sizes.isfinite().all() and batch.angles.isfinite().all()
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"swap": 1.0}, {"roll": 1.0}, {"mirror": 1.0}, {"jitter": 1.0}, {"outliers": 1.0}, {"dropped_inliers": 1.0}],
+    [
+        {"swap": 1.0},
+        {"roll": 1.0},
+        {"mirror": 1.0},
+        {"jitter": 1.0},
+        {"outliers": 1.0},
+        {"dropped_inliers": 1.0},
+        {"far_points": 1.0},
+        {"fewest": 30},
+    ],
 )
 def test_changes_keep_points_pose_and_labels_together(pairs, change):
     settings = {**vars(BatchSettings.unchanged(8, 250)), **change}
@@ -103,14 +118,14 @@ def test_outliers_are_left_out_up_to_all_of_them(pairs):
 def test_pairs_with_few_matches_are_repeated(pairs):
     settings = replace(BatchSettings.unchanged(4, 300), dropped_inliers=1.0)
     batch = PairBatches(pairs, settings, seed=3)[0]
-    assert batch.mask.all() and batch.matches.shape[1] == int(pairs.table.pair_start.diff().max())
+    assert batch.mask.all() and batch.matches.shape[1] == int(pairs.table().pair_start.diff().max())
     assert any(len(rows.unique(dim=0)) < batch.matches.shape[1] - 50 for rows in batch.matches)
 
 
 def test_scenes_are_drawn_evenly(pairs):
     # Translations that tell which scene a pair is of.
-    marked = replace(pairs.table, pair_translation=torch.eye(3)[pairs.pair_scene])
-    batches = PairBatches(replace(pairs, table=marked), BatchSettings.unchanged(64, 10))
+    marked = replace(pairs.table(), pair_translation=torch.eye(3)[pairs.pair_scene])
+    batches = PairBatches(pairs, BatchSettings.unchanged(64, 10), table=marked)
     share = torch.cat([batches[number].t for number in range(8)]).mean(0)
     assert 0.4 < share[0] < 0.6
     assert share[:2].sum() == 1
@@ -127,7 +142,73 @@ def test_same_seed_same_batches_whatever_the_workers(pairs):
         assert all(same(a, b) for a, b in zip(expected, loader, strict=True))
 
 
+def test_small_problems_are_padded(pairs):
+    settings = replace(BatchSettings.unchanged(32, 250), fewest=10)
+    batch = PairBatches(pairs, settings, seed=3)[0]
+    counts = batch.mask.sum(1)
+    assert counts.min() >= 10 and counts.max() <= 250 and len(counts.unique()) > 10
+    assert counts.float().median() < 100, "small ones are as frequent as large ones"
+    assert (batch.matches[~batch.mask] == 0).all() and not batch.inlier[~batch.mask].any()
+    assert batch.inlier.any(1).all()
+
+
+def test_some_points_lie_outside_of_the_second_image(pairs):
+    batches = [
+        PairBatches(pairs, replace(BatchSettings.unchanged(8, 250), far_points=p), seed=3)[0] for p in (0.0, 1.0)
+    ]
+    # Half of 320 x 240 pixels at a focal length of 280.
+    outside = [((batch.matches[..., 2:].abs() > torch.tensor([160.5 / 280, 120.5 / 280])).any(-1)) for batch in batches]
+    assert not outside[0].any()
+    assert 0 < outside[1].float().mean() < 0.1
+
+
+def test_inliers_of_the_given_distance_are_dropped_and_no_others(pairs):
+    tight = 1e-6
+    settings = replace(BatchSettings.unchanged(8, 300), dropped_inliers=1.0)
+    batch = PairBatches(pairs, settings, seed=3, inlier_distance=tight)[0]
+    assert torch.equal(batch.inlier, (batch.distance < tight) & batch.mask)
+    left_out = 0
+    for rows in batch.matches:
+        # Of the pair that the rows come from, most are there.
+        found = [(torch.cdist(pair.matches.normalized().double(), rows.double()) < 1e-6).any(1) for pair in pairs]
+        number = max(range(len(pairs)), key=lambda n, found=found: int(found[n].sum()))
+        there, distance = found[number], pairs[number].distance
+        # Those at the edge may be rounded to either side.
+        assert there[distance > 1.01 * tight].all(), "what is no inlier here stays"
+        assert (distance[there] < 1e-4).any()
+        left_out += int((~there).sum())
+    assert left_out > 20
+
+
+def test_scenes_can_be_left_out(pairs):
+    marked = replace(pairs.table(), pair_translation=torch.eye(3)[pairs.pair_scene])
+    batch = PairBatches(pairs, BatchSettings.unchanged(64, 10), without=("few",), table=marked)[0]
+    assert (batch.t == torch.eye(3)[1]).all()
+    with pytest.raises(InputError, match="without: no scene other, expected some of few, many"):
+        PairBatches(pairs, BatchSettings(), without=("other",))
+    with pytest.raises(InputError, match="at least one pair beside those of few, many, which are left out"):
+        PairBatches(pairs, BatchSettings(), without=("few", "many"))
+
+
+def test_any_stored_pairs_give_batches(pairs, tmp_path):
+    pytest.importorskip("h5py")
+    from ananet.datasets.formats.oanet import OANetDump, write_oanet_dump
+
+    write_oanet_dump(tmp_path / "dump.h5", pairs)
+    batch = PairBatches(OANetDump(tmp_path / "dump.h5"), BatchSettings(4, 100))[0]
+    assert batch.matches.shape == (4, 100, 4) and batch.matches.isfinite().all()
+    assert batch.sizes.isnan().all() and batch.angles.isnan().all(), "a dump does not know them"
+
+
 def test_wrong_settings():
-    for wrong in ({"batch_size": 0}, {"swap": 2.0}, {"jitter": -1.0}):
+    for wrong in (
+        {"batch_size": 0},
+        {"swap": 2.0},
+        {"jitter": -1.0},
+        {"fewest": 0},
+        {"fewest": 2001},
+        {"far_points": 1.5},
+        {"matches": 2.5},
+    ):
         with pytest.raises(InputError, match=next(iter(wrong))):
             BatchSettings(**wrong)

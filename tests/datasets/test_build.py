@@ -1,4 +1,3 @@
-import json
 import os
 import subprocess
 import sys
@@ -11,8 +10,14 @@ import torch
 
 from ananet import InputError
 from ananet.datasets import build
-from ananet.datasets.build import BuildSettings, CandidatePair, build_pairs, spread_over_difficulty
-from ananet.datasets.formats.shards import INDEX, PairShards, join, read_index, read_table, write_table
+from ananet.datasets.base import PosedPair
+from ananet.datasets.build import BuildSettings, CandidatePair, build_pairs, examine, spread_over_difficulty
+from ananet.datasets.formats.colmap import read_posed_scene
+from ananet.datasets.formats.shards import INDEX, PairShards, read_index
+from ananet.datasets.photos import photo_features
+from ananet.features import load_detector, match
+from ananet.files import only_process
+from ananet.images import read_image
 from tests.datasets.scenes import write_scene
 
 SETTINGS = BuildSettings(max_keypoints=400, least_consistent=15, least_parallax=0.5)
@@ -49,14 +54,15 @@ def test_both_directions_and_prescribed_pairs(pairs):
 
 
 def test_stored_pairs_are_what_matching_gives(pairs, scenes):
-    from ananet.features import detect, match, read_image
-
-    pair = pairs[0]
-    first, second = (detect(read_image(scenes / "other/images" / n), max_keypoints=400) for n in ("000.png", "001.png"))
+    pair, detector = pairs[0], load_detector("sift", max_keypoints=400)
+    first, second = (detector.detect(read_image(scenes / "other/images" / n)) for n in ("000.png", "001.png"))
     fresh = match(first, second, K0=pair.matches.K0, K1=pair.matches.K1)
     np.testing.assert_array_equal(pair.matches.points1.numpy(), fresh.points1.numpy())
     np.testing.assert_allclose(pair.matches.ratio.numpy(), fresh.ratio.numpy(), atol=0.5 / 255 + 1e-6)
     np.testing.assert_array_equal(pair.matches.mutual.numpy(), fresh.mutual.numpy())
+    for name in ("sizes0", "sizes1", "angles0", "angles1"):
+        torch.testing.assert_close(getattr(pair.matches, name), getattr(fresh, name), rtol=1e-3, atol=1e-3)
+    assert torch.equal(pair.matches.indices, fresh.indices)
     assert pair.paths[0].exists()
 
 
@@ -78,44 +84,6 @@ def test_every_scale_adds_pairs_of_its_own(pairs, scenes, tmp_path):
     assert build_pairs(scenes, tmp_path, settings, progress=False) == read_index(tmp_path)  # complete already
 
 
-def test_sizes_on_disk(tmp_path):
-    """At most 7 KB a pair at 2000 matches, and 16 KB an image."""
-    n = 2000
-    table = join([_table_of(images=2, pairs=1, keypoints=n)])
-    more_pairs, more_images = _table_of(2, 11, n), _table_of(12, 1, n)
-    assert (more_pairs.nbytes() - table.nbytes()) / 10 <= 7_000
-    assert (more_images.nbytes() - table.nbytes()) / 10 <= 16 * 1024
-    write_table(tmp_path / "a.safetensors", table)
-    assert (tmp_path / "a.safetensors").stat().st_size < table.nbytes() + 4096
-
-
-def _table_of(images, pairs, keypoints):
-    rng = np.random.default_rng(0)
-    from ananet.datasets.formats.shards import PairTable
-
-    return PairTable(
-        points=torch.rand(images * keypoints, 2),
-        image_start=torch.arange(images + 1) * keypoints,
-        image_camera=torch.ones(images, 4),
-        image_size=torch.ones(images, 2),
-        pair_images=torch.zeros(pairs, 2, dtype=torch.int64),
-        pair_start=torch.arange(pairs + 1) * keypoints,
-        pair_rotation=torch.eye(3).repeat(pairs, 1, 1),
-        pair_translation=torch.ones(pairs, 3),
-        index=torch.from_numpy(rng.integers(0, 60_000, pairs * keypoints).astype(np.int32)),
-        ratio=torch.zeros(pairs * keypoints, dtype=torch.uint8),
-        mutual=torch.from_numpy(rng.random(pairs * keypoints) < 0.5),
-    )
-
-
-def test_large_indices_survive_storage(tmp_path):
-    table = _table_of(1, 2, 777)
-    write_table(tmp_path / "a.safetensors", table)
-    back = read_table(tmp_path / "a.safetensors")
-    for name in ("index", "mutual", "pair_images", "points"):
-        assert torch.equal(getattr(back, name), getattr(table, name)), name
-
-
 def test_building_again_gives_the_same_bytes(scenes, tmp_path):
     for name, workers in (("a", 1), ("b", 3)):
         build_pairs(scenes, tmp_path / name, SETTINGS, progress=False, workers=workers)
@@ -128,25 +96,96 @@ def test_an_interrupted_build_goes_on(scenes, tmp_path, monkeypatch):
     real = build._build_scene
     built = []
 
-    def stops_at_second(folder, *rest):
+    def stops_at_second(name, *rest):
         if built:
             raise KeyboardInterrupt
-        built.append(folder.name)
-        real(folder, *rest)
+        built.append(name)
+        real(name, *rest)
 
     monkeypatch.setattr(build, "_build_scene", stops_at_second)
     with pytest.raises(KeyboardInterrupt):
         build_pairs(scenes, tmp_path / "out", SETTINGS, progress=False)
-    assert [p.name for p in (tmp_path / "out").iterdir()] == [build.STAGING]
+    assert {p.name for p in (tmp_path / "out").iterdir()} - {".lock"} == {build.STAGING}
+    assert (tmp_path / "out" / build.STAGING / "00000.json").exists()
     with pytest.raises(InputError, match="no training pairs here"):
         PairShards(tmp_path / "out")
 
     again = []
-    monkeypatch.setattr(build, "_build_scene", lambda folder, *rest: (again.append(folder.name), real(folder, *rest)))
+    monkeypatch.setattr(build, "_build_scene", lambda name, *rest: (again.append(name), real(name, *rest)))
     index = build_pairs(scenes, tmp_path / "out", SETTINGS, progress=False)
     assert built == ["other"] and again == ["walls"]
     assert index["pairs"] == len(PairShards(tmp_path / "out"))
-    assert not (tmp_path / "out" / build.STAGING).exists()
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [INDEX, "pairs-000.safetensors"]
+
+
+def test_an_unfinished_build_with_other_settings_is_not_mixed_in(scenes, tmp_path, monkeypatch):
+    def stops(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as changed, pytest.raises(KeyboardInterrupt):
+        changed.setattr(build, "_build_scene", stops)
+        build_pairs(scenes, tmp_path, SETTINGS, progress=False)
+    with pytest.raises(InputError, match="an unfinished build with other scenes or settings is here"):
+        build_pairs(scenes, tmp_path, replace(SETTINGS, seed=1), progress=False)
+
+
+def test_two_builds_do_not_write_to_one_folder(scenes, tmp_path):
+    with only_process(tmp_path), pytest.raises(InputError, match="another process is writing here"):
+        build_pairs(scenes / "other", tmp_path, SETTINGS, progress=False)
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom ananet.files import only_process\n"
+        f"with only_process(Path({str(tmp_path)!r})):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ}
+    ) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(InputError, match="another process is writing here"):
+            build_pairs(scenes / "other", tmp_path, SETTINGS, progress=False)
+        other.kill()
+    assert build_pairs(scenes / "other", tmp_path, SETTINGS, progress=False)["pairs"] == 2
+
+
+def test_the_index_says_what_the_pairs_were_made_of(pairs, scenes):
+    assert pairs.index["source"] == str(scenes) and pairs.index["scene_names"] == pairs.scenes == ["other", "walls"]
+    assert pairs.index["settings"]["max_keypoints"] == 400 and pairs.index["settings"]["scales"] == [1.0]
+    assert pairs.index["scenes"][1]["images"] == [f"{number:03d}.png" for number in range(4)]
+
+
+def test_pair_lists_are_built_as_well(scenes, tmp_path):
+    images = read_posed_scene(scenes / "other").images
+    rows = []
+    for first, second in (("000.png", "001.png"), ("000.png", "002.png")):
+        R, t = PosedPair(images[first], images[second]).relative_pose()
+        pose = np.vstack([np.column_stack([R, t]), [0, 0, 0, 1]])
+        numbers = " ".join(repr(float(v)) for a in (images[first].K, images[second].K, pose) for v in a.ravel())
+        rows.append(f"images/{first} images/{second} {numbers}\n")
+    (tmp_path / "list.txt").write_text("".join(rows))
+    (tmp_path / "images").symlink_to(scenes / "other" / "images")
+    index = build_pairs(tmp_path / "list.txt", tmp_path / "out", SETTINGS, progress=False)
+    assert index["scene_names"] == ["images"] and index["images"] == 3
+    built = PairShards(tmp_path / "out")
+    assert [pair.name for pair in built] == ["images/000.png-001.png", "images/000.png-002.png"]
+    for pair in built:
+        sure = pair.matches.mutual & (pair.matches.ratio < 0.7)
+        assert sure.sum() > 20 and pair.inlier[sure].float().mean() > 0.9
+        assert pair.paths[0].exists()
+
+
+def test_examining_a_pair(scenes):
+    images = read_posed_scene(scenes / "walls").images
+    detector = load_detector("sift", max_keypoints=400)
+    first, second = (photo_features(images[name], detector) for name in ("000.png", "001.png"))
+    pair = PosedPair(images["000.png"], images["001.png"])
+    found, glance = examine(first, second, pair, (3, 5)), examine(first, second, pair, (3, 5), 0.25)
+    assert found.images == (3, 5) and len(found.neighbours.index) == len(first.features)
+    assert len(glance.neighbours.index) == round(0.25 * len(first.features))
+    assert found.consistent > glance.consistent > 15 and 0.5 < found.parallax < 20
+    assert 0.2 < found.inlier_ratio < 1
+    assert examine(first, first, PosedPair(pair.image0, pair.image0), (0, 0)) is None, "no baseline"
+    assert examine(first.strongest(0), second, pair, (0, 1)) is not None
+    nothing = replace(first, features=first.features[:0])
+    assert examine(nothing, second, pair, (0, 1)) is None and examine(first, nothing, pair, (0, 1)) is None
 
 
 def test_other_settings_do_not_mix(scenes, tmp_path):
@@ -216,10 +255,11 @@ def test_difficulty_is_spread():
 
 
 def test_wrong_sources_and_settings(tmp_path):
-    with pytest.raises(InputError, match="scenes: expected a folder"):
+    with pytest.raises(InputError, match="source: expected a file or folder, there is no"):
         build_pairs(tmp_path / "none", tmp_path / "out")
-    with pytest.raises(InputError, match="found none"):
+    with pytest.raises(InputError, match="which is none of these"):
         build_pairs(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     for wrong in (
         {"detector": "surf"},
         {"max_keypoints": 70_000},
@@ -229,36 +269,3 @@ def test_wrong_sources_and_settings(tmp_path):
     ):
         with pytest.raises(InputError, match=next(iter(wrong))):
             BuildSettings(**wrong)
-
-
-def test_wrong_shards(tmp_path):
-    with pytest.raises(InputError, match="no training pairs here"):
-        PairShards(tmp_path)
-    (tmp_path / INDEX).write_text("{")
-    with pytest.raises(InputError, match="not JSON"):
-        PairShards(tmp_path)
-    (tmp_path / INDEX).write_text('{"format": "else"}')
-    with pytest.raises(InputError, match="expected format"):
-        PairShards(tmp_path)
-    (tmp_path / INDEX).write_text(
-        json.dumps({"format": "ananet-pairs", "version": 1, "shards": ["x.safetensors"], "scenes": []})
-    )
-    (tmp_path / "x.safetensors").write_bytes(b"no")
-    with pytest.raises(InputError, match="not a shard"):
-        PairShards(tmp_path)
-
-
-def test_shards_read_without_opencv(pairs, scenes, tmp_path):
-    """Training machines have torch, numpy and safetensors alone."""
-    build_pairs(scenes / "other", tmp_path / "out", SETTINGS, progress=False)
-    code = (
-        "import sys\n"
-        "for name in ('cv2', 'h5py', 'tqdm', 'matplotlib', 'poselib', 'pycolmap'): sys.modules[name] = None\n"
-        "from ananet.datasets.formats.shards import PairShards\n"
-        "from ananet.datasets.batches import BatchSettings, PairBatches\n"
-        "import ananet.networks, ananet.datasets.synthetic\n"
-        f"print(PairBatches(PairShards({str(tmp_path / 'out')!r}), BatchSettings(2, 100))[0].matches.shape)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "torch.Size([2, 100, 4])" in done.stdout

@@ -1,9 +1,16 @@
 import json
 
 import cv2
+import numpy as np
 import pytest
+import torch
 
 from ananet.cli import main
+from ananet.datasets.base import LabelledPair
+from ananet.datasets.build import BuildSettings, build_pairs
+from ananet.datasets.formats.shards import PairShards
+from ananet.datasets.inspection import PairFacts, draw_pair_set, facts_as_json, facts_by_scene, facts_of
+from tests.conftest import make_problem
 from tests.datasets.scenes import write_scene
 
 
@@ -36,10 +43,76 @@ def test_build_then_inspect(built, capsys):
 
 def test_wrong_arguments(built, tmp_path, capsys):
     for arguments, message in [
-        (["build", tmp_path / "none", tmp_path / "out"], "scenes: expected a folder"),
+        (["build", tmp_path / "none", tmp_path / "out"], "source: expected a file or folder, there is no"),
         (["inspect", tmp_path], "no training pairs here"),
-        (["build", built / "scenes", tmp_path / "out", "--max-keypoints", "1"], "max_keypoints: expected 8"),
+        (
+            ["build", built / "scenes", tmp_path / "out", "--max-keypoints", "1"],
+            "max_keypoints: expected a whole",
+        ),
     ]:
         assert main(["data", *(str(a) for a in arguments)]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
+
+
+def labelled() -> LabelledPair:
+    problem = make_problem(200, 100, noise=0.05)
+    return LabelledPair.from_pose("p", problem.matches, problem.R, problem.t)
+
+
+def test_facts_of_a_pair():
+    pair = labelled()
+    facts = facts_of(pair, 3)
+    assert (facts.scene, facts.matches) == (3, 300)
+    assert facts.inlier_ratio == pytest.approx(float(pair.inlier.float().mean()))
+    turn = np.degrees(np.arccos((np.trace(pair.R.numpy()) - 1) / 2))
+    assert facts.rotation == pytest.approx(turn, abs=0.01)
+    assert 1 < facts.parallax < 20 and 0 < facts.residual < 0.1
+    assert facts.distinctive_inliers > 0.9 and not facts.doubtful
+
+
+def test_distinctive_matches_are_mutual_and_below_a_ratio_of_eight_tenths():
+    pair = labelled()
+    ratio = torch.where(torch.arange(300) < 150, 0.79, 0.8)
+    mutual = torch.arange(300) % 2 == 0
+    facts = facts_of(LabelledPair.from_pose("p", pair.matches.changed(ratio=ratio, mutual=mutual), pair.R, pair.t), 0)
+    assert facts.distinctive == 75
+    assert facts.distinctive_inliers == pytest.approx(float(pair.inlier[:150][mutual[:150]].float().mean()))
+
+
+def test_a_wrong_pose_is_doubtful():
+    pair = labelled()
+    wrong = LabelledPair.from_pose("p", pair.matches, pair.R.T, pair.t.flip(0))
+    assert facts_of(wrong, 0).doubtful
+    # Few distinctive matches are not enough to judge by.
+    few = LabelledPair.from_pose("p", pair.matches[:20], pair.R.T, pair.t.flip(0))
+    assert not facts_of(few, 0).doubtful
+
+
+def test_a_pair_without_matches_has_facts():
+    pair = labelled()
+    facts = facts_of(LabelledPair.from_pose("p", pair.matches[[]], pair.R, pair.t), 0)
+    assert (facts.matches, facts.inlier_ratio, facts.parallax, facts.distinctive) == (0, 0.0, 0.0, 0)
+    assert np.isnan(facts.residual)
+    found = json.loads(json.dumps(facts_as_json([], [facts]), allow_nan=False))
+    assert found["pairs"][0]["residual"] is None and found["pairs"][0]["matches"] == 0
+
+
+def test_facts_by_scene_are_means_over_its_pairs(tmp_path):
+    for name, seed in (("a", 0), ("b", 9)):
+        write_scene(tmp_path / "scenes" / name, images=2, seed=seed)
+    settings = BuildSettings(max_keypoints=100, least_consistent=5, least_parallax=0.5)
+    build_pairs(tmp_path / "scenes", tmp_path / "pairs", settings, progress=False)
+    pairs = PairShards(tmp_path / "pairs")
+
+    def fact(scene: int, inlier_ratio: float, residual: float = 1.0) -> PairFacts:
+        return PairFacts(scene, 100, inlier_ratio, 5.0, 2.0, 30, 0.4, residual)
+
+    rows = facts_by_scene(pairs, [fact(0, 0.2), fact(0, 0.6, float("nan"))])
+    assert [row["scene"] for row in rows] == ["a", "b"] and [row["pairs"] for row in rows] == [2, 0]
+    assert rows[0]["inlier_ratio"] == pytest.approx(0.4) and rows[0]["residual"] == 1.0
+    assert rows[0]["doubtful_pairs"] == 2 and rows[0]["photos"] == 2
+    assert rows[1]["inlier_ratio"] is None and rows[1]["matches"] == 0
+    facts = [facts_of(pair, scene) for pair, scene in zip(pairs, pairs.pair_scene.tolist(), strict=True)]
+    json.dumps(facts_as_json(facts_by_scene(pairs, facts), facts), allow_nan=False)
+    assert draw_pair_set(pairs, facts).shape[1] == 1800

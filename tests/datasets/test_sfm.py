@@ -151,5 +151,5 @@ def test_folders_are_checked(tmp_path: Path) -> None:
 
 def test_without_pycolmap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pycolmap", None)
-    with pytest.raises(MissingExtraError, match=r"ananet\[colmap\]"):
+    with pytest.raises(MissingExtraError, match="pip install pycolmap .* extra 'colmap'"):
         reconstruct(tmp_path, tmp_path / "scene")

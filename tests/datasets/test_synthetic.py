@@ -24,14 +24,19 @@ def test_shapes_and_types() -> None:
     assert batch.R.shape == (3, 3, 3) and batch.t.shape == (3, 3)
     assert batch.focal0.shape == batch.focal1.shape == (3,)
     for field in dataclasses.fields(batch):
-        assert torch.isfinite(getattr(batch, field.name)).all(), field.name
+        if field.name not in ("sizes", "angles"):
+            assert torch.isfinite(getattr(batch, field.name)).all(), field.name
+    for unknown in (batch.sizes, batch.angles):
+        assert unknown.shape == (3, 200, 2) and unknown.isnan().all()
     assert batch.mask.all()
 
 
 def test_same_seed_same_problems() -> None:
     first, again, other = make(4, seed=1), make(4, seed=1), make(4, seed=2)
     for field in dataclasses.fields(first):
-        assert torch.equal(getattr(first, field.name), getattr(again, field.name))
+        torch.testing.assert_close(
+            getattr(first, field.name), getattr(again, field.name), rtol=0, atol=0, equal_nan=True
+        )
     assert not torch.equal(first.matches, other.matches)
 
 
@@ -69,6 +74,15 @@ def test_labels_follow_the_distance() -> None:
     # t has length 1 in the batch and not inside, which rounds differently.
     near = static.sqrt().sub(batch.distance.sqrt()).abs()[unmoved]
     assert near.median() < 1e-5 and near.max() < 1e-2
+
+
+def test_labels_follow_the_distance_that_is_asked_for() -> None:
+    loose, tight = (
+        synthesize(8, torch.Generator().manual_seed(0), STATIC, inlier_distance=limit) for limit in (1e-4, 1e-6)
+    )
+    assert torch.equal(loose.matches, tight.matches)
+    assert torch.equal(tight.inlier, tight.distance < 1e-6)
+    assert 0 < tight.inlier.sum() < loose.inlier.sum()
 
 
 def test_moving_bodies_are_inliers_of_their_own_motion() -> None:

@@ -1,99 +1,33 @@
-import numpy as np
+"""Estimators by name."""
+
 import pytest
-import torch
-from ananet.pose import ESTIMATORS, _stack, estimate_fundamental
 
-from ananet import Correspondences, InputError, estimate_pose
-from ananet.geometry import rotation_error, sampson_distance, translation_error
-from tests.conftest import make_problem
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_pose_of_a_known_motion(estimator, problem):
-    pose = estimate_pose(problem.matches, estimator)
-    assert rotation_error(torch.from_numpy(pose.R), problem.R) < 0.5
-    assert translation_error(torch.from_numpy(pose.t), problem.t) < 2
-    assert pose.t @ problem.t.numpy() > 0, "points must lie in front of both cameras"
-    assert np.linalg.norm(pose.t) == pytest.approx(1)
-    assert problem.inlier[pose.inliers].mean() > 0.95
+from ananet import InputError
+from ananet.estimators import ESTIMATORS, load_estimator
+from ananet.estimators.opencv import MAGSAC, RANSAC
+from ananet.estimators.poselib import PoseLib
 
 
-@pytest.mark.parametrize("estimator", ["magsac", "poselib"])
-def test_scores_can_order_the_samples(estimator, problem):
-    problem.matches.scores = torch.from_numpy(problem.inlier + np.random.default_rng(0).random(len(problem.inlier)))
-    pose = estimate_pose(problem.matches, estimator, use_scores=True)
-    assert rotation_error(torch.from_numpy(pose.R), problem.R) < 2
-    # Inliers come back in the order of the input, not in the order of the scores.
-    assert problem.inlier[pose.inliers].mean() > 0.9
+def test_names_and_options():
+    assert ESTIMATORS.names == ["ransac", "magsac", "poselib"]
+    assert isinstance(load_estimator(), RANSAC)
+    assert isinstance(load_estimator("magsac"), MAGSAC)
+    given = load_estimator("poselib@loss=cauchy@loss_scale=0.25", confidence=0.99)
+    assert isinstance(given, PoseLib)
+    assert given.name == "poselib@loss=cauchy@loss_scale=0.25@confidence=0.99"
+    assert repr(load_estimator("magsac@use_scores=true")) == "<estimator magsac@use_scores=true>"
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("n", [0, 1, 4, 5, 6, 7, 8])
-def test_few_matches_have_an_answer_or_none(estimator, n):
-    few = make_problem(inliers=30, outliers=0).matches[:n]
-    pose = estimate_pose(few, estimator)
-    assert pose is None or np.isfinite(pose.R).all()
-    F = estimate_fundamental(few, estimator)
-    assert F is None or F.shape == (3, 3)
-    if n < 5:
-        assert pose is None
-    if n < 8:
-        assert F is None
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_identical_points_do_not_crash(estimator):
-    same = np.full((20, 2), 50.0)
-    matches = Correspondences(same, same, K0=np.diag([500, 500, 1.0]), K1=np.diag([500, 500, 1.0]))
-    pose = estimate_pose(matches, estimator)
-    assert pose is None or np.isfinite(pose.R).all()
-    estimate_fundamental(matches, estimator)
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_fundamental_matrix(estimator, problem):
-    F = estimate_fundamental(problem.matches, estimator)
-    distance = sampson_distance(problem.matches.points0, problem.matches.points1, F).numpy()
-    assert np.median(distance[problem.inlier]) < 0.5
-
-
-def test_stacks_and_nothing_are_guarded():
-    assert _stack(None) == []
-    assert _stack(np.zeros((0, 3))) == []
-    assert len(_stack(np.r_[np.eye(3), 2 * np.eye(3)])) == 2
-    assert _stack(np.full((3, 3), np.nan)) == []
-    assert _stack(np.zeros((3, 3))) == []
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_skewed_cameras(estimator):
-    clean = make_problem(noise=0.0, outliers=0)
-    m = clean.matches
-    skewed = m.K0 + torch.tensor([[0, 150.0, 0], [0, 0, 0], [0, 0, 0]])
-    rays = m.normalized()
-    p0, p1 = (torch.cat([r, torch.ones(len(m), 1)], dim=1) @ skewed.T for r in (rays[:, :2], rays[:, 2:]))
-    pose = estimate_pose(Correspondences(p0[:, :2], p1[:, :2], K0=skewed, K1=skewed), estimator)
-    assert rotation_error(torch.from_numpy(pose.R), clean.R) < 0.01
-
-
-def test_wrong_arguments_are_named(problem):
-    with pytest.raises(InputError, match="estimator: expected one of ransac, magsac, poselib, got 'lmeds'"):
-        estimate_pose(problem.matches, "lmeds")
-    with pytest.raises(InputError, match="threshold: expected a positive number of pixels, got 0"):
-        estimate_pose(problem.matches, threshold=0)
-    with pytest.raises(InputError, match="expected K0 and K1"):
-        estimate_pose(Correspondences(np.zeros((9, 2)), np.zeros((9, 2))))
-    with pytest.raises(InputError, match="plain RANSAC cannot use scores"):
-        estimate_pose(problem.matches, "ransac", use_scores=True)
-    with pytest.raises(InputError, match="expected matches with scores"):
-        estimate_pose(problem.matches, "magsac", use_scores=True)
-
-
-def test_poselib_missing_says_what_to_install(problem, monkeypatch):
-    import sys
-
-    from ananet import MissingExtraError
-
-    monkeypatch.setitem(sys.modules, "poselib", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'ananet\[poselib\]'"):
-        estimate_pose(problem.matches, "poselib")
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("lmeds", "estimator: expected one of ransac, magsac, poselib, got 'lmeds'"),
+        ("ransac@threshold=high", "threshold: expected a number, got 'high'"),
+        ("ransac@loss=huber", "options of the estimator 'ransac': expected some of threshold, confidence, use_scores"),
+        ("magsac@threshold", "estimator: expected an option as name=value after '@', got 'threshold'"),
+        (7, "estimator: expected a name, got 7"),
+    ],
+)
+def test_wrong_names_and_options_are_told(wrong, message):
+    with pytest.raises(InputError, match=message):
+        load_estimator(wrong)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from ananet.evaluation.pairs import MatchSettings
+from ananet.evaluation.runner import Evaluation, evaluate
 from ananet.networks import ANANet, ANANetSettings, save_network
 
 SIZE = (320, 240)
@@ -70,3 +72,14 @@ def world(tmp_path_factory) -> World:
     weights = folder / "tiny.safetensors"
     save_network(weights, ANANet(ANANetSettings(blocks=2, width=32, heads=2)))
     return World(folder / "scenes", weights)
+
+
+@pytest.fixture(scope="session")
+def evaluation(world, tmp_path_factory) -> Evaluation:
+    """Keeping all, and two networks that were not trained, one of them without second order."""
+    folder = tmp_path_factory.mktemp("weights")
+    save_network(folder / "first.safetensors", ANANet(ANANetSettings(blocks=1, width=32, heads=2, second_order=False)))
+    save_network(folder / "second.safetensors", ANANet(ANANetSettings(blocks=1, width=32, heads=2, form="quadratic")))
+    pruners = ["all", *(str(folder / f"{name}.safetensors") for name in ("first", "second"))]
+    settings = MatchSettings(max_keypoints=100)
+    return evaluate(world.folder, pruners, settings, neighbours=True, workers=1, device="cpu", progress=False)

@@ -9,11 +9,10 @@ from ananet import InputError
 from ananet.attention.reference import CONTEXT
 from ananet.cli import main
 from ananet.evaluation.explain import block_features, inlier_neighbours, shared_attention, two_apart, view_blocks
-from ananet.networks import ANANet, ANANetSettings, load_network
+from ananet.networks import ANANet, ANANetSettings, Network, load_network
 from ananet.networks.input import network_input
-
-from ..conftest import make_problem
-from .conftest import camera_pose
+from tests.conftest import make_problem
+from tests.evaluation.conftest import camera_pose
 
 
 def test_views_agree_with_the_network():
@@ -24,7 +23,7 @@ def test_views_agree_with_the_network():
     encoders = [block.second_order for block in network.blocks]
     hooks = [e.register_forward_hook(lambda module, given, out: taken.append(given[0])) for e in encoders]
     with torch.no_grad():
-        logits = network(network_input(matches, network.settings))
+        logits = network(network_input(matches, network.settings.side)[None])[0]
     for hook in hooks:
         hook.remove()
     views = view_blocks(network, matches)
@@ -45,6 +44,34 @@ def test_without_second_order_there_is_no_context():
     network = ANANet(ANANetSettings(blocks=1, width=32, heads=2, second_order=False)).eval()
     (view,) = view_blocks(network, make_problem(20, 20).matches)
     assert view.context is None and view.normalized is None
+
+
+def test_a_network_may_have_nothing_to_show():
+    class Plain(Network):
+        name = "plain"
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def forward(self, matches, mask=None):
+            return self.layer(matches)[..., 0]
+
+        def rescale_logits(self, scale, shift):
+            pass
+
+    problem = make_problem(20, 20)
+    assert view_blocks(Plain(), problem.matches) == [] and block_features(Plain(), problem.matches) == []
+    assert inlier_neighbours(Plain(), problem.matches, problem.inlier).size == 0
+
+
+def test_side_input_is_part_of_what_blocks_see():
+    torch.manual_seed(0)
+    network = ANANet(ANANetSettings(blocks=1, width=16, heads=2, side=("ratio", "mutual"))).eval()
+    torch.nn.init.normal_(network.side_encoder.linears[-1].weight)
+    matches = make_problem(20, 20).matches
+    with_side, without = block_features(network, matches), block_features(network, matches.changed(ratio=None))
+    assert not torch.allclose(with_side[0], without[0])
 
 
 def test_neighbours(world):
@@ -129,7 +156,7 @@ def test_wrong_arguments(world, always, tmp_path, capsys):
         (("--pruner", always, "--block", 9), "--block: expected 1 to 2, got 9"),
         (("--pruner", always, "--head", 0), "--head: expected 1 to 2, got 0"),
         (("--pruner", "wrong"), "pruner: expected one of"),
-        (("--pruner", "all", "--pose", pose), "--k0: expected together with"),
+        (("--pruner", "all", "--pose", pose), "--pose: expected together with --k0 and --k1"),
         (("--pruner", "all", "--focal", 300, "--pose", pose), "--pose: expected a text file with 12 or 16"),
         (("--pruner", "all", "--focal", 300, "--k0", "1,1,1,1"), "--focal: expected either"),
     ):

@@ -1,25 +1,39 @@
-import numpy as np
 import pytest
 import torch
-from ananet.evaluation.sources import MatchSettings, open_source, rescaled
 
 from ananet import Correspondences, InputError
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.build import BuildSettings, build_pairs
+from ananet.datasets.sources import open_source
+from ananet.evaluation.pairs import (
+    MatchSettings,
+    Pairs,
+    PhotoPairs,
+    StoredMatches,
+    open_pairs,
+    rescaled,
+    with_fewer_outliers,
+)
+from tests.conftest import make_problem
+from tests.datasets.formats.test_multi import write_case
 
-from ..conftest import make_problem
+
+def pairs_of(path, feature_folder=None, image_folder=None, **settings) -> Pairs:
+    return open_pairs(open_source(path, image_folder=image_folder), MatchSettings(**settings), feature_folder)
 
 
 def test_scenes(world, tmp_path):
-    source = open_source(world.folder, MatchSettings(max_keypoints=300), feature_folder=tmp_path)
+    source = pairs_of(world.folder, tmp_path, max_keypoints=300)
+    assert isinstance(source, PhotoPairs) and source.title == "scenes"
     assert (source.kind, len(source), source.photos, source.has_poses) == ("posed scenes", 3, 3, True)
     for number in range(source.photos):
         source.prepare(number)
     assert len(list(tmp_path.iterdir())) == 3
     pair = source[0]
     assert (pair.name, pair.scene) == ("room/0.png-1.png", "room")
+    assert pair.paths == tuple(world.folder / "room" / "images" / name for name in ("0.png", "1.png"))
     assert 200 < len(pair.matches) <= 300 and 0.3 < pair.inlier.float().mean() < 1
-    anew = open_source(world.folder / "room", MatchSettings(max_keypoints=300))[0]
+    anew = pairs_of(world.folder / "room", max_keypoints=300)[0]
     assert torch.equal(anew.matches.points1, pair.matches.points1), "features are the same from the folder and anew"
     assert "300 keypoints, photos at original size" in source.matching()
 
@@ -29,12 +43,12 @@ def test_without_a_pair_list_any_two_photos_are_a_pair(world, tmp_path):
     scene.mkdir()
     (scene / "images").symlink_to(world.folder / "room" / "images")
     (scene / "sparse").symlink_to(world.folder / "room" / "sparse")
-    names = [pair.name for pair in open_source(scene).pairs]
-    assert names == ["room/0.png-1.png", "room/0.png-2.png", "room/1.png-2.png"]
+    names = [pair.name for _, pair in pairs_of(scene).pairs]
+    assert names == ["0.png-1.png", "0.png-2.png", "1.png-2.png"]
 
 
 def test_limit_spreads_over_the_source(world):
-    source = open_source(world.folder, MatchSettings(max_keypoints=50, limit=2))
+    source = pairs_of(world.folder, max_keypoints=50, limit=2)
     assert len(source) == 2 and source.photos == 0
     assert [source[n].name for n in range(2)] == ["room/0.png-1.png", "room/1.png-2.png"]
     with pytest.raises(IndexError):
@@ -42,11 +56,9 @@ def test_limit_spreads_over_the_source(world):
 
 
 def test_wrong_matches_are_thinned(world):
-    whole = open_source(world.folder, MatchSettings(max_keypoints=300))[0]
+    whole = pairs_of(world.folder, max_keypoints=300)[0]
     for share in (0.0, 0.1, 0.99):
-        pair, again = (
-            open_source(world.folder, MatchSettings(max_keypoints=300, outlier_share=share))[0] for _ in "ab"
-        )
+        pair, again = (pairs_of(world.folder, max_keypoints=300, outlier_share=share)[0] for _ in "ab")
         assert pair.inlier.sum() == whole.inlier.sum()
         assert (~pair.inlier).sum() == min(int(share / (1 - share) * whole.inlier.sum()), (~whole.inlier).sum())
         assert torch.equal(pair.inlier, pair.distance < 1e-4)
@@ -55,18 +67,20 @@ def test_wrong_matches_are_thinned(world):
 
 
 def test_photos_are_scaled(world):
-    pair = open_source(world.folder, MatchSettings(max_keypoints=100, longest_side=640))[0]
+    pair = pairs_of(world.folder, max_keypoints=100, longest_side=640)[0]
     assert pair.matches.size0 == (640, 480)
     assert pair.matches.K0[0, 0] == pytest.approx(600)
 
 
 def test_shards(world, tmp_path):
     build_pairs(world.folder, tmp_path / "pairs", BuildSettings(max_keypoints=300), progress=False)
-    source = open_source(tmp_path / "pairs")
-    assert (source.kind, len(source)) == ("training shards", 3)
-    photos = open_source(world.folder, MatchSettings(max_keypoints=300))
+    source = pairs_of(tmp_path / "pairs")
+    assert isinstance(source, StoredMatches) and source.photos == 0
+    assert (source.kind, len(source)) == ("training pairs", 3)
+    assert source.matching() == "stored matches, pixels at original size"
+    photos = pairs_of(world.folder, max_keypoints=300)
     assert torch.equal(source[1].inlier, photos[1].inlier)
-    scaled = open_source(tmp_path / "pairs", MatchSettings(longest_side=640))[1]
+    scaled = pairs_of(tmp_path / "pairs", longest_side=640)[1]
     assert scaled.matches.K0[0, 0] == pytest.approx(600) and torch.equal(scaled.inlier, source[1].inlier)
 
 
@@ -77,7 +91,7 @@ def test_oanet_dump(tmp_path):
     problem = make_problem()
     pair = LabelledPair.from_pose("0", problem.matches, problem.R, problem.t)
     write_oanet_dump(tmp_path / "test.hdf5", [pair, pair])
-    source = open_source(tmp_path / "test.hdf5", MatchSettings(longest_side=1281))
+    source = pairs_of(tmp_path / "test.hdf5", longest_side=1281)
     assert (source.kind, len(source)) == ("OANet dump", 2)
     # No size is stored: the principal point at 320 stands for a width of 641.
     assert source[1].matches.K0[0, 0] == pytest.approx(500 * 1281 / 641, rel=1e-4)
@@ -88,46 +102,85 @@ def test_pair_list(world, tmp_path):
     images = world.folder / "room" / "images"
     moved, still = "1 0 0 0.5 0 1 0 0 0 0 1 0 0 0 0 1", "1 0 0 0 0 1 0 0 0 0 1 0 0 0 0 1"
     (tmp_path / "pairs.txt").write_text(f"0.png 1.png 0 0 {K} {K} {moved}\n0.png 1.png 0 0 {K} {K} {still}\n")
-    source = open_source(tmp_path / "pairs.txt", MatchSettings(max_keypoints=50), image_folder=images)
+    source = pairs_of(tmp_path / "pairs.txt", image_folder=images, max_keypoints=50)
     assert (source.kind, len(source)) == ("pair list", 1), "a pair without a baseline is left out"
     assert len(source[0].matches) > 0
 
 
 def test_multi(tmp_path):
-    case = tmp_path / "part-x" / "case1"
-    case.mkdir(parents=True)
-    import cv2
-
-    for name in ("a.JPG", "b.JPG"):
-        cv2.imwrite(str(case / name), np.zeros((40, 60, 3), np.uint8))
-    (case / "1key_location.txt").write_text("2\n10 10\n20 20\n")
-    (case / "2key_location.txt").write_text("2\n11 10\n30 20\n")
-    (case / "match_idx.txt").write_text("0 0\n1 1\n")
-    (case / "gt_location.txt").write_text("1\n10 10 11 10\n")
-    source = open_source(tmp_path)
+    write_case(tmp_path / "part-x" / "case1")
+    source = pairs_of(tmp_path)
     assert (source.kind, len(source), source.has_poses) == ("MULTI", 1, False)
-    assert source[0].inlier.tolist() == [True, False]
+    assert source[0].inlier.tolist() == [True, True, False, False]
+    assert pairs_of(tmp_path, outlier_share=0.4)[0].inlier.tolist() == [True, True, False]
 
 
-def test_what_is_no_source(tmp_path):
-    with pytest.raises(InputError, match="source: expected a file or folder, there is no"):
-        open_source(tmp_path / "nothing")
-    with pytest.raises(InputError, match="source: expected posed scenes .* none of these"):
-        open_source(tmp_path)
-    (tmp_path / "a.png").write_bytes(b"")
-    with pytest.raises(InputError, match="none of these"):
-        open_source(tmp_path / "a.png")
+def test_without_pairs_there_is_nothing_to_evaluate(tmp_path):
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(InputError, match="source: expected at least one pair"):
-        open_source(tmp_path / "empty.txt")
-    with pytest.raises(InputError, match="limit: expected at least 1, got 0"):
-        MatchSettings(limit=0)
-    with pytest.raises(InputError, match="detector: "):
-        MatchSettings(detector="surf")
+    with pytest.raises(InputError, match=r"source: expected at least one pair, .*empty.txt \(pair list\) has none"):
+        pairs_of(tmp_path / "empty.txt")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limit": 0}, "limit: expected a whole number of at least 1, got 0"),
+        ({"limit": 2.5}, "limit: expected a whole number, got 2.5"),
+        ({"longest_side": 0}, "longest_side: expected a whole number of at least 1, got 0"),
+        ({"detector": "surf"}, "detector: expected one of sift, orb, got 'surf'"),
+        ({"detector": "sift@contrast=1"}, "options of the detector 'sift'"),
+        ({"max_keypoints": 0}, "max_keypoints: "),
+        ({"outlier_share": 1.0}, "outlier_share: expected a number from 0 to below 1"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    with pytest.raises(InputError, match=message):
+        MatchSettings(**settings)
+
+
+def test_the_photo_of_two_cameras_has_features_for_each(world, tmp_path):
+    K, other = "300 0 159.5 0 300 119.5 0 0 1", "310 0 159.5 0 310 119.5 0 0 1"
+    pose = "1 0 0 0.5 0 1 0 0 0 0 1 0 0 0 0 1"
+    rows = [f"0.png 1.png 0 0 {first} {K} {pose}\n" for first in (K, other, K)]
+    rows.append(f"0.png 1.png 1 0 {K} {K} {pose}\n")
+    (tmp_path / "pairs.txt").write_text("".join(rows))
+    (tmp_path / "features").mkdir()
+    images = world.folder / "room" / "images"
+    pairs = pairs_of(tmp_path / "pairs.txt", tmp_path / "features", images, max_keypoints=50)
+    assert len(pairs) == 4 and pairs.photos == 4, "0.png with two cameras and turned, and 1.png"
+    for number in range(pairs.photos):
+        pairs.prepare(number)
+    assert [pairs[n].matches.K0[0, 0].item() for n in range(3)] == [300, 310, 300]
+    assert pairs[3].matches.size0 == (240, 320)
+    assert len(list((tmp_path / "features").iterdir())) == 4
+    few = pairs_of(tmp_path / "pairs.txt", tmp_path / "features", images, max_keypoints=50, limit=1)
+    assert few.photos == 2, "of the pairs within the limit"
+
+
+def test_kept_features_know_all_that_fresh_ones_know(world, tmp_path):
+    fresh, kept = (pairs_of(world.folder, folder, max_keypoints=50)[0].matches for folder in (None, tmp_path))
+    for name in ("points0", "points1", "ratio", "mutual", "sizes0", "sizes1", "angles0", "angles1", "indices", "K1"):
+        assert torch.equal(getattr(fresh, name), getattr(kept, name)), name
+    assert fresh.size0 == kept.size0 == (320, 240)
+
+
+def test_thinning_leaves_the_right_matches():
+    problem = make_problem(60, 140)
+    pair = LabelledPair.from_pose("p", problem.matches, problem.R, problem.t)
+    thin = with_fewer_outliers(pair, 0.25, seed=3)
+    wrong = int((~thin.inlier).sum())
+    assert thin.inlier.sum() == pair.inlier.sum() and wrong == int(pair.inlier.sum()) // 3
+    assert torch.equal(thin.inlier, thin.distance < 1e-4) and len(thin.matches) == len(thin.inlier)
+    other = with_fewer_outliers(pair, 0.25, seed=4)
+    assert not torch.equal(thin.matches.points0, other.matches.points0)
 
 
 def test_rescaling_keeps_rays():
     matches = make_problem().matches
     assert torch.allclose(rescaled(matches, 1600).normalized(), matches.normalized(), atol=1e-9)
+    keypoints = matches.changed(sizes0=torch.full((500,), 4.0), sizes1=torch.full((500,), 8.0))
+    scaled = rescaled(keypoints, 1600)
+    assert scaled.size0 == (1600, 1200) and scaled.sizes0[0] == 10 and scaled.sizes1[0] == 20
+    torch.testing.assert_close(scaled.normalized_sizes(), keypoints.normalized_sizes())
     with pytest.raises(InputError, match="longest_side: "):
         rescaled(Correspondences([[1, 2]], [[3, 4]]), 1600)

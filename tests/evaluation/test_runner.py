@@ -6,10 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ananet.evaluation.sources import MatchSettings
+import torch
 
+from ananet import InputError
 from ananet.cli import main
-from ananet.evaluation.runner import evaluate
+from ananet.datasets.sources import open_source
+from ananet.evaluation import runner
+from ananet.evaluation.pairs import MatchSettings, open_pairs
+from ananet.evaluation.predictions import PredictionStore, fingerprint, read_predictions
+from ananet.evaluation.runner import choose_pruners, evaluate, scores_as_json
+from ananet.evaluation.scoring import PoseSettings
 from ananet.networks import ANANet, ANANetSettings, save_network
 
 SMALL = ("--max-keypoints", "300", "--device", "cpu")
@@ -62,28 +68,108 @@ def test_evaluate(world, tmp_path, capsys):
     assert code == 2 and "all.safetensors is stale: its match settings was" in err
 
 
-def test_tables_and_json(world, capsys, tmp_path):
-    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
-    save_network(first, ANANet(ANANetSettings(blocks=1, width=32, heads=2, second_order=False)))
-    save_network(second, ANANet(ANANetSettings(blocks=1, width=32, heads=2, form="quadratic")))
-    from ananet.evaluation import reports
+def test_a_stopped_evaluation_goes_on_where_it_stopped(world, tmp_path, monkeypatch):
+    settings = MatchSettings(max_keypoints=100)
+    pruners = ["mutual", str(world.weights)]
 
-    evaluation = evaluate(
-        world.folder, ["all", str(first), str(second)], MatchSettings(max_keypoints=100), workers=1, progress=False
+    def run_once(folder, workers=1):
+        return evaluate(
+            world.folder, pruners, settings, prediction_folder=folder, device="cpu", workers=workers, progress=False
+        )
+
+    whole = run_once(tmp_path / "whole")
+    monkeypatch.setattr(runner, "PAIRS_AT_ONCE", 1)
+    real = PredictionStore.add
+
+    def stops_after_two(store, made):
+        if store.added == 2:
+            raise KeyboardInterrupt
+        real(store, made)
+
+    with monkeypatch.context() as changed, pytest.raises(KeyboardInterrupt):
+        changed.setattr(PredictionStore, "add", stops_after_two)
+        run_once(tmp_path / "parts")
+    parts = [path.name for path in sorted((tmp_path / "parts" / "tiny.parts").iterdir())]
+    assert parts == ["00000000.safetensors", "00000001.safetensors"]
+
+    store = PredictionStore(tmp_path / "parts", {n: p.origin for n, p in whole.predictions.items()}, 3)
+    assert [sorted(store.given(n)) for n in range(3)] == [["mutual", "tiny"], ["mutual", "tiny"], []]
+    again = run_once(tmp_path / "parts")
+    assert again.reused == () and scores_as_json(again) == scores_as_json(whole)
+    assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == ["mutual.safetensors", "tiny.safetensors"]
+    for name in ("mutual", "tiny"):
+        first, second = (read_predictions(tmp_path / f / f"{name}.safetensors") for f in ("whole", "parts"))
+        assert (first.names, first.fingerprints, first.origin) == (second.names, second.fingerprints, second.origin)
+        for a, b in zip(first.answers, second.answers, strict=True):
+            assert (a.mask == b.mask).all() and (a.logits == b.logits).all()
+
+
+def test_predictions_of_other_matches_are_refused(world, tmp_path):
+    settings = MatchSettings(max_keypoints=100)
+    evaluate(world.folder, ["all"], settings, prediction_folder=tmp_path, workers=1, progress=False)
+    found = read_predictions(tmp_path / "all.safetensors")
+    pairs = open_pairs(open_source(world.folder), settings)
+    assert found.fingerprints == [fingerprint(pairs[n].matches) for n in range(3)]
+    other = world.folder.parent / "moved"
+    if not other.exists():
+        (other / "room").mkdir(parents=True)
+        (other / "room" / "sparse").symlink_to(world.folder / "room" / "sparse")
+        (other / "room" / "images").mkdir()
+        for number, photo in enumerate(("1.png", "0.png", "2.png")):
+            (other / "room" / "images" / f"{number}.png").symlink_to(world.folder / "room" / "images" / photo)
+        (other / "room" / "pairs.txt").write_text((world.folder / "room" / "pairs.txt").read_text())
+    with pytest.raises(InputError, match="all.safetensors is stale: other matches of room/0.png-1.png"):
+        evaluate(other, ["all"], settings, prediction_folder=tmp_path, workers=1, progress=False)
+
+
+def test_networks_on_another_device_prune_many_pairs_at_once(world, tmp_path, monkeypatch):
+    """The road of a GPU, on a CPU: this process prunes, workers read and score."""
+    settings = MatchSettings(max_keypoints=100)
+    pruners = ["ratio", str(world.weights)]
+    expected = evaluate(world.folder, pruners, settings, workers=1, device="cpu", progress=False)
+    monkeypatch.setattr(runner, "PAIRS_AT_ONCE", 2)
+    monkeypatch.setattr(runner, "choose_device", lambda device: torch.device("meta"))
+    real = runner.load
+    monkeypatch.setattr(runner, "load", lambda given, device: real(given, device="cpu"))
+    found = evaluate(world.folder, pruners, settings, workers=1, prediction_folder=tmp_path, progress=False)
+    assert found.names == expected.names
+    for name in ("ratio", "tiny"):
+        for a, b in zip(found.predictions[name].answers, expected.predictions[name].answers, strict=True):
+            np.testing.assert_allclose(a.logits, b.logits, atol=1e-4)
+    again = evaluate(world.folder, pruners, settings, workers=1, prediction_folder=tmp_path, progress=False)
+    assert again.reused == ("ratio", "tiny") and scores_as_json(again) == scores_as_json(found)
+
+
+def test_pruners_are_chosen_by_name_and_file(world):
+    keep, chain, tiny = choose_pruners(["none", "mutual+ratio@threshold=0.7", f"mine={world.weights}"])
+    assert keep.name == "all" and keep.network is None and not keep.learned and keep.weights_sha256 is None
+    assert chain.name == "mutual+ratio@threshold=0.7" and chain.options[1] == {"threshold": 0.7}
+    assert tiny.name == "mine" and tiny.learned and len(tiny.weights_sha256) == 64
+    assert tiny.network["blocks"] == 2 and tiny.network["name"] == "ananet" and tiny.network["parameters"] > 0
+    with pytest.raises(InputError, match="pruner: expected different names, got tiny, tiny"):
+        choose_pruners([str(world.weights), str(world.weights)])
+
+
+def test_an_evaluation_knows_its_matches(evaluation):
+    assert (evaluation.source, evaluation.kind, evaluation.scenes) == ("scenes", "posed scenes", ["room"] * 3)
+    assert evaluation.inlier_ratios.shape == (3,) and evaluation.estimators == ("ransac",)
+    scores, inlier = evaluation.pooled("second")
+    assert len(scores) == len(inlier) == sum(map(len, evaluation.inliers))
+    assert ((scores > 0) & (scores < 1)).all()
+    written = scores_as_json(evaluation)
+    assert written["match_settings"]["max_keypoints"] == 100 and written["pose_settings"]["threshold"] == 1.0
+    json.dumps(written, allow_nan=False)
+
+
+def test_several_estimators_with_options_score_the_same_matches(world):
+    pytest.importorskip("poselib")
+    names = ("magsac", "poselib@loss=cauchy@loss_scale=0.25")
+    found = evaluate(
+        world.folder, ["mutual"], MatchSettings(max_keypoints=300), PoseSettings(names), workers=1, progress=False
     )
-    assert evaluation.estimators == ("ransac",)
-    table = reports.paper_table(1, [evaluation], "markdown")
-    assert "| Dataset | Method | AUC@5 | AUC@10 | AUC@20 |" in table and "**Table 1**" in table
-    assert "ransac, threshold 1 px / mean focal length" in table
-    rows = {number: make([evaluation], "ransac") for number, make in reports.TABLES.items()}
-    assert [row["Method"] for row in rows[1]] == ["all", "first", "second"]
-    assert rows[3][0]["Recall"] == 100
-    assert list(rows[4][0]) == ["Method", "scenes"]
-    assert [row["Form"] for row in rows[5]] == ["none", "Qua."]
-    assert [row["SOC"] for row in rows[6]] == ["", "x"]
-    assert rows[6][1]["+Parm."] == pytest.approx(rows[6][1]["Parm.(k)"] - rows[6][0]["Parm.(k)"])
-    assert json.dumps(reports.reports_as_json([evaluation]), allow_nan=False)
-    assert reports.reports_as_json([evaluation], table=5)[0]["rows"] == rows[5]
+    assert found.estimators == names
+    for name in names:
+        assert found.scores["mutual"].pose_summary(name)["auc"][2] > 30
 
 
 @pytest.mark.parametrize(
@@ -92,12 +178,16 @@ def test_tables_and_json(world, capsys, tmp_path):
         (["nothing", "--pruner", "all"], "source: expected a file or folder, there is no nothing"),
         (["scenes", "--pruner", "wrong"], "pruner: expected one of "),
         (["scenes", "--pruner", "all,all"], "pruner: expected different names"),
-        (["scenes", "--pruner", "all", "--estimator", "lmeds"], "estimators: expected some of"),
+        (
+            ["scenes", "--pruner", "all", "--estimator", "lmeds"],
+            "estimator: expected one of ransac, magsac, poselib",
+        ),
         (["scenes", "--pruner", "all", "--threshold", "-1"], "threshold: expected a positive number"),
         (["scenes", "--pruner", "ratio@threshold=-5"], "threshold: expected a ratio between 0 and 1, got -5"),
         (["scenes", "--pruner", "all", "--outlier-share", "1"], "outlier_share: expected a number from 0 to below 1"),
         (["scenes", "--pruner", "all", "--confidence", "1"], "confidence: expected a probability above 0 and below 1"),
-        (["scenes", "--pruner", "all", "--workers", "0"], "--workers: expected at least 1"),
+        (["scenes", "--pruner", "all", "--workers", "0"], "--workers: expected a whole number of at least 1"),
+        (["scenes", "--pruner", "all", "--detector", "surf"], "detector: expected one of sift, orb, got 'surf'"),
         (["scenes", "scenes", "--pruner", "all"], "SOURCE: expected sources of different names"),
         (["scenes", "--pruner", "all", "--scores", "no/folder.json"], "--scores: the folder no does not exist"),
     ],

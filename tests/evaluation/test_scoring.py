@@ -8,14 +8,13 @@ from ananet.evaluation.predictions import Prediction
 from ananet.evaluation.scoring import (
     PROTOCOLS,
     PairScore,
-    PoseError,
     PoseSettings,
     PrunerScores,
     pose_error,
     score_pair,
 )
-
-from ..conftest import make_problem
+from ananet.metrics import PoseError
+from tests.conftest import make_problem
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def test_too_few_matches_and_no_answer_are_failures(pair, monkeypatch):
     few = np.arange(len(pair.matches)) < 8
     failure = PoseError(180.0, 180.0, failed=True)
     assert pose_error(pair, few, "ransac", PoseSettings()) == failure
-    monkeypatch.setattr("ananet.evaluation.scoring.estimate_pose", lambda *_, **__: None)
+    monkeypatch.setattr("ananet.estimators.opencv.RANSAC.find_pose", lambda *_: None)
     assert pose_error(pair, np.ones(len(pair.matches), bool), "ransac", PoseSettings()) == failure
 
 
@@ -89,14 +88,53 @@ def test_summaries_by_hand():
     assert scores.only([1]).pose_summary("ransac")["auc"][0] < summary["auc"][0]
 
 
-def test_settings_are_checked_and_described():
-    with pytest.raises(InputError, match="estimators: expected some of ransac, magsac, poselib, got lmeds"):
-        PoseSettings(("ransac", "lmeds"))
-    with pytest.raises(InputError, match="threshold: "):
-        PoseSettings(threshold=0)
-    with pytest.raises(InputError, match="repeats: "):
-        PoseSettings(repeats=0)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"estimators": ("ransac", "lmeds")}, "estimator: expected one of ransac, magsac, poselib, got 'lmeds'"),
+        ({"estimators": ("ransac@loss=cauchy",)}, "options of the estimator 'ransac': expected some of"),
+        ({"estimators": ("ransac@threshold",)}, "expected an option as name=value"),
+        ({"estimators": ("ransac", "ransac")}, "estimators: expected different ones"),
+        ({"estimators": "ransac"}, "estimators: expected a list of texts"),
+        ({"threshold": 0}, "threshold: "),
+        ({"confidence": 1.0}, "confidence: expected a probability above 0 and below 1"),
+        ({"repeats": 0}, "repeats: "),
+        ({"calibrated": "yes"}, "calibrated: expected true or false"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(InputError, match=message):
+        PoseSettings(**settings)
+
+
+def test_settings_are_described():
     assert PoseSettings().describe("ransac") == "ransac, threshold 1 px / mean focal length, confidence 0.99999"
     assert PoseSettings(confidence=1 - 1e-12).describe("ransac").endswith("confidence 0.999999999999")
+    assert PoseSettings(repeats=5).describe("ransac").endswith(", mean of 5 runs")
     assert PROTOCOLS["yfcc"].longest_side == 1600
     assert "0.001 in calibrated coordinates, confidence 0.99" in PROTOCOLS["sun3d"].pose.describe("ransac")
+
+
+def test_options_of_a_name_go_before_the_settings():
+    settings = PoseSettings(("ransac@threshold=3", "magsac@confidence=0.9"), threshold=0.5, confidence=0.99)
+    first, second = (settings.load(name) for name in settings.estimators)
+    assert (first.threshold, first.confidence) == (3.0, 0.99)
+    assert (second.threshold, second.confidence) == (0.5, 0.9)
+    assert settings.describe("ransac@threshold=3") == "ransac, threshold 3 px / mean focal length, confidence 0.99"
+    calibrated = PoseSettings(("ransac@threshold=3", "magsac"), threshold=0.002, calibrated=True)
+    matches = make_problem().matches
+    assert calibrated.load("ransac@threshold=3", matches).threshold == 3, "an option of a name is in pixels"
+    assert calibrated.load("magsac", matches).threshold == pytest.approx(1.0)
+    assert "3 px" in calibrated.describe("ransac@threshold=3") and "calibrated" in calibrated.describe("magsac")
+
+
+def test_poselib_has_options_and_a_default_confidence_of_its_own(pair):
+    pytest.importorskip("poselib")
+    name = "poselib@loss=cauchy@loss_scale=0.25"
+    settings = PoseSettings((name, "poselib"))
+    assert settings.describe("poselib") == "poselib, threshold 1 px / mean focal length, confidence its default"
+    assert settings.describe(name).endswith("confidence its default, loss cauchy, loss_scale 0.25")
+    assert pose_error(pair, pair.inlier.numpy(), name, settings).worse < 1
+    inlier = pair.inlier.numpy()
+    score = score_pair(pair, Prediction(inlier, inlier.astype(np.float32)), settings)
+    assert list(score.poses) == [name, "poselib"]

@@ -34,6 +34,45 @@ def test_peak_memory():
     assert 60 < timing.peak_mebibytes < 80
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_networks_run_as_they_ship_or_as_they_are_trained(plain):
+    execution = speed.Execution(torch.device("cpu"), plain=plain)
+    settings = speed.with_form("quadratic")
+    network = execution.network(settings)
+    matches = 2 * torch.rand(2, 30, 4, generator=torch.Generator().manual_seed(0)) - 1
+    trained = speed.Execution(torch.device("cpu"), plain=True).network(settings)
+    with torch.inference_mode():
+        torch.testing.assert_close(network(matches), trained(matches), atol=1e-4, rtol=1e-4)
+    assert ("plain network in float32" in speed.describe(execution)) == plain
+
+
+def test_forms_of_context():
+    assert not speed.with_form("none").second_order
+    assert speed.with_form("cubic").form == "cubic"
+
+
+def test_timings_in_tables_and_json():
+    def timing(mean):
+        return speed.Timing(mean, mean, 5, None)
+
+    found = {form: {100: timing(n), 200: None} for n, form in enumerate(("none", "linear", "quadratic", "cubic"), 1)}
+    rows = speed.forms_table(found)
+    assert rows[0] == {"Form": "Cub.", "N=100": "+3.00", "N=200": None}
+    assert rows[-1] == {"Form": "none", "N=100": "1.00", "N=200": None}
+    assert [row["peak MiB"] for row in speed.details_table(found)[:2]] == ["-", "out of memory"]
+    result = json.loads(json.dumps(speed.timings_as_json(found)))
+    assert result["cubic"] == {"100": {"mean": 4, "median": 4, "runs": 5, "peak_mebibytes": None}, "200": None}
+    table = speed.table_2({"all": timing(1)}, timing(2))
+    assert table[0] == {"Method": "runtimes (mean, ms)", "all": "1.00", "Ref.": "2.00"}
+
+
+def test_synthetic_problems_are_others_at_every_call():
+    problems = speed.SyntheticProblems(50)
+    first, second = problems(), problems()
+    assert len(first) == len(second) == 50 and first.calibrated and first.given_as_numpy
+    assert not torch.equal(first.points0, second.points0)
+
+
 def test_networks_need_neither_opencv_nor_matplotlib():
     code = f"""
 import sys

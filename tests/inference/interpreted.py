@@ -1,4 +1,4 @@
-"""The GPU engine's kernels on the CPU, in Triton's interpreter. `test_fused.py` runs this file in its own process."""
+"""The GPU engine on the CPU, in Triton's interpreter. `attention/test_fused.py` runs this file in its own process."""
 
 import math
 
@@ -16,14 +16,14 @@ from tests.pruners.test_conflicts import crowded
     "settings",
     [
         {},
-        {"form": "quadratic", "share_kv": False, "side_channels": 2, "learnable_normalization": False},
-        {"form": "cubic", "width": 64},
+        {"form": "quadratic", "share_kv": False, "side": ("ratio", "mutual"), "learnable_normalization": False},
+        {"form": "cubic", "width": 64, "side": ("size", "angle", "ratio")},
         {"second_order": False, "width": 32, "heads": 2},
     ],
 )
 def test_agrees_with_the_network(settings, monkeypatch):
     network = trained(blocks=2, **settings)
-    matches = torch.rand(2, 140, 4 + settings.get("side_channels", 0)) * 2 - 1
+    matches = torch.rand(2, 140, network.settings.channels) * 2 - 1
     lengths = torch.tensor([140, 90])
     mask = torch.arange(140) < lengths[:, None]
     monkeypatch.setenv("ANANET_ATTENTION", "reference")
@@ -40,7 +40,7 @@ def test_agrees_with_the_network(settings, monkeypatch):
 # Less than a tile, several and a bit, and matches with side input.
 @pytest.mark.parametrize(("n", "channels"), [(0, 4), (1, 4), (2, 4), (7, 6), (64, 4), (201, 6)])
 @pytest.mark.parametrize("odds", [10.0, math.inf])
-def test_doubt_in_rivals_agrees_with_the_plain_road(n, channels, odds, monkeypatch):
+def test_doubt_in_conflicting_matches_agrees_with_the_plain_road(n, channels, odds, monkeypatch):
     rows = [crowded(n, seed) for seed in range(3)]
     logits = torch.stack([row[0] for row in rows]).round()  # so that some are equal: the first of them wins
     matches = torch.cat([torch.stack([row[1] for row in rows]), torch.rand(3, n, channels - 4)], dim=-1)

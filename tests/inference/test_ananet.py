@@ -35,14 +35,15 @@ def trained(**settings) -> ANANet:
     [
         *({"form": form} for form in FORMS),
         {"second_order": False},
-        {"learnable_normalization": False, "share_kv": False, "side_channels": 2},
+        {"learnable_normalization": False, "share_kv": False, "side": ("ratio", "mutual")},
+        {"side": ("size", "angle", "ratio", "mutual")},
         {"width": 36, "heads": 3},
     ],
 )
 def test_folded_network_gives_the_same_logits(settings):
     network = trained(blocks=2, **settings)
     engine = engine_for(network, CPU)
-    matches = torch.rand(2, 50, 4 + network.settings.side_channels) * 2 - 1
+    matches = torch.rand(2, 50, network.settings.channels) * 2 - 1
     lengths = torch.tensor([50, 31])
     mask = torch.arange(50) < lengths[:, None]
     with torch.no_grad():
@@ -62,7 +63,7 @@ def test_the_cpu_gets_the_folded_network():
 
 def test_which_networks_the_kernels_can_run():
     assert FusedANANet.supports(ANANetSettings())
-    assert FusedANANet.supports(ANANetSettings(form="cubic", side_channels=2))
+    assert FusedANANet.supports(ANANetSettings(form="cubic", side=("ratio", "mutual", "size", "angle")))
     assert not FusedANANet.supports(ANANetSettings(width=36, heads=3))
 
 

@@ -3,19 +3,8 @@ import torch
 
 from ananet import InputError
 from ananet.attention import FORMS
-from ananet.networks import ANANet, ANANetSettings, inlier_weights, load_network, save_network
-
-
-def network(**settings) -> ANANet:
-    torch.manual_seed(0)
-    made = ANANet(ANANetSettings(**settings)).eval()
-    # Running statistics other than 0 and 1, so that batch norm does something.
-    for name, buffer in made.named_buffers():
-        if name.endswith("running_mean"):
-            buffer.normal_(0, 0.3)
-        if name.endswith("running_var"):
-            buffer.uniform_(0.5, 2)
-    return made
+from ananet.networks import ANANet, ANANetSettings
+from tests.networks.networks import network
 
 
 def parameters(**settings) -> int:
@@ -30,7 +19,9 @@ def test_parameter_counts_of_the_paper():
     # Learnable normalisation costs one alpha a head and block.
     assert parameters() - parameters(learnable_normalization=False) == 20
     assert parameters(share_kv=False) - parameters() == 5 * (128 * 128 + 128)
-    assert parameters(side_channels=2) - parameters() == (2 + 1 + 2) * 16 + (16 + 1 + 2) * 32 + (32 + 1) * 128
+    for side, channels in ((("ratio", "mutual"), 2), (("size", "ratio", "angle"), 5)):
+        more = (channels + 1 + 2) * 16 + (16 + 1 + 2) * 32 + (32 + 1) * 128
+        assert parameters(side=side) - parameters() == more
 
 
 def test_alpha_starts_at_two():
@@ -41,23 +32,23 @@ def test_alpha_starts_at_two():
 @pytest.mark.parametrize("form", FORMS)
 def test_padded_equals_unpadded(form):
     net = network(form=form)
-    short, long = torch.randn(13, 4), torch.randn(20, 4)
-    padded = torch.stack([torch.cat([short, torch.full((7, 4), 99.0)]), long])
+    short, long = torch.randn(1, 13, 4), torch.randn(1, 20, 4)
+    padded = torch.cat([torch.cat([short, torch.full((1, 7, 4), 99.0)], dim=1), long])
     mask = torch.arange(20) < torch.tensor([[13], [20]])
     with torch.no_grad():
         logits = net(padded, mask)
-        torch.testing.assert_close(logits[0, :13], net(short), atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(logits[1], net(long), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(logits[:1, :13], net(short), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(logits[1:], net(long), atol=1e-5, rtol=1e-4)
     assert logits[0, 13:].abs().sum() == 0
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_permuting_the_input_permutes_the_output(form):
     net = network(form=form).double()
-    matches = torch.randn(17, 4, dtype=torch.float64)
+    matches = torch.randn(1, 17, 4, dtype=torch.float64)
     order = torch.randperm(17)
     with torch.no_grad():
-        torch.testing.assert_close(net(matches[order]), net(matches)[order])
+        torch.testing.assert_close(net(matches[:, order]), net(matches)[:, order])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -65,8 +56,8 @@ def test_permuting_the_input_permutes_the_output(form):
 def test_small_and_identical_input(form, n):
     net = network(form=form)
     with torch.no_grad():
-        assert net(torch.randn(n, 4)).shape == (n,)
-        same = net(torch.ones(n, 4))
+        assert net(torch.randn(1, n, 4)).shape == (1, n)
+        same = net(torch.ones(1, n, 4))[0]
     assert same.isfinite().all()
     assert same.unique().numel() <= 1 or torch.allclose(same, same[0].expand(n), atol=1e-5)
 
@@ -77,13 +68,14 @@ def test_small_and_identical_input(form, n):
         {"second_order": False},
         {"learnable_normalization": False},
         {"share_kv": False},
-        {"side_channels": 2},
+        {"side": ("ratio", "mutual")},
+        {"side": ("ratio", "mutual", "size", "angle")},
         {"blocks": 2},
     ],
 )
 def test_variants_run_and_learn(settings):
     net = ANANet(ANANetSettings(**settings))
-    logits = net(torch.randn(2, 30, 4 + settings.get("side_channels", 0)))
+    logits = net(torch.randn(2, 30, net.settings.channels))
     logits.square().mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
 
@@ -112,24 +104,18 @@ def test_unmasked_training_equals_masked_with_a_full_mask():
 
 
 def test_unknown_and_wrong_settings_are_errors():
-    with pytest.raises(InputError, match="unknown network setting blokcs"):
+    with pytest.raises(InputError, match="unknown setting blokcs: expected some of name, side, form, blocks"):
         ANANetSettings.from_dict({"blokcs": 3})
     for wrong, message in [
         ({"form": "quartic"}, "form: expected one of linear, quadratic, cubic"),
-        ({"blocks": 0}, "blocks: expected a whole number of at least 1, got 0"),
+        ({"blocks": 0}, "blocks: expected a whole number from 1 to 100, got 0"),
         ({"heads": 3}, "width: expected a multiple of heads"),
         ({"second_order": 1}, "second_order: expected true or false, got 1"),
         ({"width": 12.5}, "width: expected a whole number"),
+        ({"width": 40_000}, "width: expected a whole number from 1 to 4096, got 40000"),
     ]:
         with pytest.raises(InputError, match=message):
             ANANetSettings(**wrong)
-
-
-def test_weights_lie_in_zero_to_below_one():
-    w = inlier_weights(torch.tensor([-5.0, 0.0, 0.5, 100.0]))
-    assert w[0] == 0 and w[1] == 0
-    assert w[2] == torch.tanh(torch.tensor(0.5))
-    assert 0.999 < w[3] < 1
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -142,39 +128,64 @@ def test_exports_with_a_dynamic_number_of_matches(form):
         torch.testing.assert_close(program(x), net(x), atol=1e-5, rtol=1e-4)
 
 
-def test_saved_weights_come_back(tmp_path):
-    net = network(form="quadratic", side_channels=2)
-    save_network(tmp_path / "a.safetensors", net, {"data": "none"})
-    loaded, card = load_network(tmp_path / "a.safetensors")
-    assert card == {"data": "none"}
-    assert loaded.settings == net.settings
-    x = torch.randn(9, 6)
-    torch.testing.assert_close(loaded(x), net(x))
+@torch.no_grad()
+def test_logits_are_rescaled_inside_the_network():
+    net, matches = network(blocks=1), torch.randn(2, 9, 4)
+    before = net(matches)
+    net.rescale_logits(0.5, -1.25)
+    torch.testing.assert_close(net(matches), 0.5 * before - 1.25)
+    torch.testing.assert_close(net.stages(matches)[-1], net(matches))
 
 
-def test_unreadable_weights_are_named(tmp_path):
-    from safetensors.torch import save_file
+@torch.no_grad()
+@pytest.mark.parametrize("side", [(), ("ratio", "angle")])
+def test_features_of_every_block_lead_to_the_logits(side):
+    net = network(blocks=3, side=side)
+    matches = torch.randn(2, 9, net.settings.channels)
+    features = net.block_features(matches)
+    assert [tuple(one.shape) for one in features] == [(2, 9, 128)] * 4
+    torch.testing.assert_close(features[0], net.encode(matches))
+    torch.testing.assert_close(net.head(features[-1])[..., 0], net(matches))
 
-    with pytest.raises(InputError, match="no file"):
-        load_network(tmp_path / "none.safetensors")
-    broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(b"not a safetensors file")
-    with pytest.raises(InputError, match="not a safetensors file"):
-        load_network(broken)
-    other = tmp_path / "other.safetensors"
-    save_file({"x": torch.zeros(1)}, other)
-    with pytest.raises(InputError, match="holds no ANA-Net"):
-        load_network(other)
-    for header in ({"settings": "{"}, {}, {"settings": "[1]"}, {"settings": "{}", "card": "{"}):
-        save_file({"x": torch.zeros(1)}, other, {"network": "ananet", **header})
-        with pytest.raises(InputError, match="broken header|unknown network setting"):
-            load_network(other)
-    broken_net = network()
-    broken_net.head.bias.data.fill_(float("nan"))
-    save_network(other, broken_net)
-    with pytest.raises(InputError, match="holds NaN or infinity in head.bias"):
-        load_network(other)
-    tampered = tmp_path / "tampered.safetensors"
-    save_file({"x": torch.zeros(1)}, tampered, {"network": "ananet", "settings": "{}"})
-    with pytest.raises(InputError, match="does not fit its own settings"):
-        load_network(tampered)
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", FORMS)
+def test_views_show_what_the_blocks_use(form):
+    net = network(form=form, blocks=2)
+    matches = torch.randn(2, 9, 4)
+    views = net.block_views(matches)
+    assert len(views) == 2
+    for view, block, features in zip(views, net.blocks, net.block_features(matches), strict=False):
+        assert view.attention.shape == (4, 9, 9)
+        torch.testing.assert_close(view.attention.sum(-1), torch.ones(4, 9))
+        assert view.context.shape == view.normalized.shape == (4, 9)
+        alpha = block.second_order.alpha[:, None]
+        torch.testing.assert_close(view.normalized, torch.sigmoid(alpha * view.context))
+        attended = view.attention @ block.heads(block.key(features[:1]))[0]
+        merged = torch.cat(
+            [
+                features[:1] + block.second_order(view.context[None], None),
+                block.output(attended.transpose(0, 1).flatten(1))[None],
+            ],
+            dim=-1,
+        )
+        torch.testing.assert_close(block.norm(block.merge(merged)), block(features[:1]), atol=1e-5, rtol=1e-4)
+    (first_order,) = network(second_order=False, blocks=1).block_views(matches)
+    assert first_order.context is None and first_order.normalized is None
+
+
+@torch.no_grad()
+def test_training_goes_on_from_other_weights():
+    plain, matches = network(blocks=2), torch.randn(1, 9, 6)
+    with_side = ANANet(ANANetSettings(blocks=2, side=("ratio", "mutual"))).eval()
+    with_side.start_from(plain)
+    torch.testing.assert_close(with_side(matches), plain(matches[..., :4]))
+    cubic = network(blocks=2, form="cubic")
+    cubic.start_from(plain)
+    assert torch.equal(cubic.head.weight, plain.head.weight) and cubic.settings.form == "cubic"
+    for other, message in (
+        (network(blocks=1), "it has blocks = 1, the run wants blocks = 2"),
+        (network(blocks=2, side=("size",)), "it has side = .*size.*, the run wants side = "),
+    ):
+        with pytest.raises(InputError, match=message):
+            plain.start_from(other)

@@ -41,7 +41,7 @@ def test_as_a_plain_loop_says(n):
     assert n < 64 or 0 < (doubted < logits).sum() < n
 
 
-def test_padding_is_nobodys_rival():
+def test_padding_conflicts_with_nothing():
     rows = [crowded(n, seed=n) for n in (5, 40, 23)]
     # The image centre has the coordinates of padding.
     rows[0][1][:2] = torch.tensor([[0.0, 0.0, 0.3, 0.3], [-0.0, 0.0, 0.1, 0.1]])
@@ -64,7 +64,7 @@ def test_odds_from_none_to_infinite():
     torch.testing.assert_close(strict > 0, (logits > 0) & ~outdone(logits, matches))
 
 
-def test_the_pruner_doubts_rivals(tmp_path):
+def test_the_pruner_doubts_conflicting_matches(tmp_path):
     torch.manual_seed(0)
     network = ANANet(ANANetSettings(blocks=1))
     torch.nn.init.constant_(network.head.bias, 1.0)  # so that it keeps all of them
@@ -76,6 +76,9 @@ def test_the_pruner_doubts_rivals(tmp_path):
     assert kept[math.inf].mask.sum() == 1
     doubt = kept[1].logits - kept[2].logits
     torch.testing.assert_close(doubt.sort().values, torch.tensor([0.0] + [math.log(2)] * 29))
-    for wrong in (0.5, math.nan, "a", None, True):
+    for wrong in (0.5, -1, 0):
         with pytest.raises(InputError, match="conflict_odds: expected a number of at least 1"):
+            ananet.load(tmp_path / "w.safetensors", conflict_odds=wrong)
+    for wrong in (math.nan, "a", None, True):
+        with pytest.raises(InputError, match="conflict_odds: expected a number, got"):
             ananet.load(tmp_path / "w.safetensors", conflict_odds=wrong)

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,69 +13,63 @@ from safetensors.torch import load_file
 import ananet
 from ananet import InputError
 from ananet.cli import main
-from ananet.datasets.batches import BatchSettings, PairBatches
-from ananet.datasets.build import BuildSettings, build_pairs
-from ananet.datasets.formats.shards import PairShards
+from ananet.datasets.batches import BatchSettings
 from ananet.networks import ANANet, ANANetSettings, load_network
+from ananet.networks.input import side_channels
 from ananet.training import loop
-from ananet.training.calibration import fit_probabilities, score
-from ananet.training.loop import BEST, LAST, LOG, WEIGHTS, train
+from ananet.training.checkpoint import read_checkpoint
+from ananet.training.loop import BEST, LAST, LOG, WEIGHTS, Trainer, train
 from ananet.training.settings import TrainSettings
-from tests.datasets.scenes import write_scene
+from tests.training.conftest import SMALL
 
 ROOT = Path(__file__).parents[2]
-SMALL = ANANetSettings(blocks=1, width=16, heads=2)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    build = BuildSettings(max_keypoints=200, least_consistent=15, least_parallax=0.5)
-    for name, seed in (("a", 0), ("b", 20)):
-        write_scene(folder / "train" / name, images=3, seed=seed)
-    write_scene(folder / "val", images=2, seed=40)
-    build_pairs(folder / "train", folder / "pairs", build, progress=False)
-    build_pairs(folder / "val", folder / "validation", build, progress=False)
-    return folder
-
-
-@pytest.fixture
-def settings(data):
-    return TrainSettings(
-        pairs=str(data / "pairs"),
-        validation=str(data / "validation"),
-        calibration_scenes=("b",),
-        steps=8,
-        warmup=2,
-        validate_every=4,
-        checkpoint_every=3,
-        log_every=2,
-        synthetic_share=0.5,
-        network=SMALL,
-        batches=BatchSettings(batch_size=4, matches=128),
-    )
+ALL_SIDES = ("ratio", "mutual", "size", "angle")
 
 
 def weights(run):
     return load_file(run / LAST)
 
 
+def lines_of(run):
+    return [json.loads(line) for line in (run / LOG).read_text().splitlines()]
+
+
+def trainer_of(settings, run, rank=0):
+    return Trainer(settings, run, torch.device("cpu"), None, rank, 1)
+
+
 def test_a_run_leaves_weights_checkpoints_and_a_log(settings, tmp_path):
     result = train(settings, tmp_path / "run", device="cpu")
     assert result["step"] == 8
     assert {p.name for p in (tmp_path / "run").iterdir()} >= {LAST, BEST, WEIGHTS, LOG}
-    lines = [json.loads(line) for line in (tmp_path / "run" / LOG).read_text().splitlines()]
+    lines = lines_of(tmp_path / "run")
     assert {"loss", "learning_rate", "pairs_per_second"} <= set(lines[0])
     assert any("validation_f1" in line for line in lines)
     network, card = load_network(tmp_path / "run" / WEIGHTS)
     assert network.settings == SMALL
-    assert card["steps"] == 8 and card["settings"]["seed"] == 0 and {"f1", "auc_5"} <= set(card["validation"])
+    assert card["steps"] == 8 and card["settings"]["seed"] == 0
+    assert set(card["validation"]) == {"precision", "recall", "f1", "average_precision"}
+    assert not {"pairs", "validation"} & set(card["settings"]), "where the pairs lay says nothing to others"
     assert ananet.load(tmp_path / "run" / WEIGHTS).name == "weights"
 
 
-@pytest.mark.parametrize(("side_channels", "optimizer"), [(0, "adamw"), (2, "adamw"), (2, "muon")])
-def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(settings, tmp_path, side_channels, optimizer):
-    settings = replace(settings, optimizer=optimizer, network=replace(SMALL, side_channels=side_channels))
+def test_poses_are_scored_at_the_end_where_an_estimator_is_named(settings, tmp_path):
+    result = train(replace(settings, steps=2, pose_estimator="ransac"), tmp_path, device="cpu")
+    assert {"f1", "auc_5", "auc_10", "auc_20"} <= set(result["validation"])
+    assert set(load_network(tmp_path / WEIGHTS)[1]["validation"]) == set(result["validation"])
+    last = lines_of(tmp_path)[-1]
+    assert "final_auc_5" in last and not any("validation_auc_5" in line for line in lines_of(tmp_path))
+    with pytest.raises(InputError, match="estimator: expected one of"):
+        train(replace(settings, pose_estimator="lmeds"), tmp_path / "other", device="cpu")
+    assert not (tmp_path / "other").exists(), "found before any step"
+
+
+@pytest.mark.parametrize(
+    ("side", "optimizer"),
+    [((), "adamw"), (("ratio", "mutual"), "adamw"), (("ratio", "mutual"), "muon"), (ALL_SIDES, "adamw")],
+)
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(settings, tmp_path, side, optimizer):
+    settings = replace(settings, optimizer=optimizer, network=replace(SMALL, side=side))
     train(settings, tmp_path / "whole", device="cpu")
     train(settings, tmp_path / "parts", device="cpu", until=3)
     train(settings, tmp_path / "parts", device="cpu", until=5)
@@ -91,10 +86,120 @@ def test_other_settings_do_not_continue_a_run(settings, tmp_path):
         train(replace(settings, learning_rate=1e-4), tmp_path, device="cpu")
 
 
+def test_a_run_goes_on_after_its_pairs_were_moved(settings, data, tmp_path, monkeypatch):
+    train(settings, tmp_path / "whole", device="cpu")
+    train(settings, tmp_path / "parts", device="cpu", until=3)
+    # Another spelling of the same path, then other places.
+    monkeypatch.chdir(data)
+    spelled = replace(settings, pairs=f"../{data.name}/pairs/.", validation="validation")
+    train(spelled, tmp_path / "parts", device="cpu", until=5)
+    for name in ("pairs", "validation"):
+        shutil.copytree(data / name, tmp_path / "moved" / name)
+    moved = replace(settings, pairs=str(tmp_path / "moved/pairs"), validation=str(tmp_path / "moved/validation"))
+    assert train(moved, tmp_path / "parts", device="cpu")["step"] == 8
+    for name, value in weights(tmp_path / "whole").items():
+        torch.testing.assert_close(weights(tmp_path / "parts")[name], value, rtol=0, atol=0, msg=name)
+
+
+def test_other_pairs_do_not_continue_a_run(settings, data, tmp_path):
+    train(settings, tmp_path, device="cpu", until=3)
+    with pytest.raises(InputError, match=r"other settings \(pairs\)"):
+        train(replace(settings, pairs=str(data / "validation")), tmp_path, device="cpu")
+    with pytest.raises(InputError, match=r"other settings \(pairs\)"):
+        train(replace(settings, pairs=None), tmp_path, device="cpu")
+
+
+def test_a_killed_run_leaves_no_steps_twice_in_the_log(settings, tmp_path, monkeypatch):
+    """The last checkpoint is of step 3, the log went on to step 4."""
+    real = Trainer.advance
+
+    def killed(trainer):
+        if trainer.step == 5:
+            raise KeyboardInterrupt
+        return real(trainer)
+
+    with monkeypatch.context() as changed, pytest.raises(KeyboardInterrupt):
+        changed.setattr(Trainer, "advance", killed)
+        train(settings, tmp_path, device="cpu")
+    assert max(line["step"] for line in lines_of(tmp_path)) == 4
+    assert read_checkpoint(tmp_path / LAST)[0]["step"] == 3
+    train(settings, tmp_path, device="cpu")
+    steps = [line["step"] for line in lines_of(tmp_path) if "loss" in line]
+    assert steps == [2, 4, 6, 8]
+    assert [line["step"] for line in lines_of(tmp_path) if "validation_f1" in line] == [4, 8]
+
+
+def test_a_finished_run_has_nothing_left_to_do(settings, tmp_path):
+    train(settings, tmp_path, device="cpu")
+    before = weights(tmp_path)
+    result = train(settings, tmp_path, device="cpu")
+    assert result["step"] == 8 and result["loss"] is None
+    assert all(torch.equal(value, before[name]) for name, value in weights(tmp_path).items())
+
+
+def test_small_batches_take_their_share_of_the_steps(settings, tmp_path):
+    small = BatchSettings(batch_size=16, matches=40, fewest=12)
+    settings = replace(settings, small_batches=small, small_share=0.5)
+    train(settings, tmp_path / "whole", device="cpu")
+    train(settings, tmp_path / "parts", device="cpu", until=5)
+    assert train(settings, tmp_path / "parts", device="cpu")["step"] == 8
+    for name, value in weights(tmp_path / "whole").items():
+        torch.testing.assert_close(weights(tmp_path / "parts")[name], value, rtol=0, atol=0, msg=name)
+    trainer = trainer_of(settings, tmp_path / "sizes")
+    assert {trainer.source.draw(step)[0].matches.shape[:2] for step in range(12)} == {(4, 128), (16, 40)}
+
+
+def test_all_kinds_of_side_input_reach_the_network(settings, tmp_path):
+    trainer = trainer_of(replace(settings, network=replace(SMALL, side=ALL_SIDES), side_dropout=0.0), tmp_path)
+    batch, _ = trainer.source.draw(0)
+    given = trainer._input(batch)
+    assert given.shape == (4, 128, 4 + side_channels(ALL_SIDES)) and given.isfinite().all()
+    real, synthetic = given[:2], given[2:]
+    assert all((real[..., channel] != 0).any() for channel in range(10))
+    assert (synthetic[..., 6:] == 0).all(), "sizes and angles of synthetic problems are not known"
+    assert (synthetic[..., 4:6] != 0).any()
+
+
+def test_side_input_is_withheld_otherwise_in_every_step_run_and_process(settings, tmp_path):
+    settings = replace(
+        settings,
+        network=replace(SMALL, side=("mutual",)),
+        side_dropout=0.5,
+        synthetic_share=0.0,
+        batches=BatchSettings(batch_size=32, matches=16),
+    )
+    trainers = {
+        (seed, rank): trainer_of(replace(settings, seed=seed), tmp_path / f"{seed}{rank}", rank)
+        for seed in (0, 1)
+        for rank in (0, 1)
+    }
+    batch, _ = trainers[0, 0].source.draw(0)
+
+    def shown(seed, rank, step):
+        trainer = trainers[seed, rank]
+        trainer.step = step
+        return tuple((trainer._input(batch)[..., 4] != 0).any(1).tolist())
+
+    places = [(seed, rank, step) for seed in (0, 1) for rank in (0, 1) for step in (0, 1)]
+    assert len({shown(*place) for place in places}) == 8
+    assert shown(0, 1, 1) == shown(0, 1, 1)
+    assert all(5 < sum(shown(*place)) < 27 for place in places)
+
+
+def test_excluded_scenes_are_neither_trained_on_nor_fitted_to(settings, tmp_path):
+    changed = replace(settings, calibration_scenes=(), excluded_scenes=("a",), steps=1)
+    trainer = trainer_of(changed, tmp_path)
+    names = trainer.pairs.scene_of_pairs()
+    assert {names[n] for n in loop._calibration_pairs(changed, trainer.pairs)} == {"b"}
+    assert {names[n] for n in trainer.source.usual.real.order.tolist()} == {"b"}
+    with pytest.raises(InputError, match="no scene nowhere"):
+        train(replace(settings, excluded_scenes=("nowhere",)), tmp_path / "x", device="cpu")
+
+
 def test_learning_lowers_the_loss(settings, tmp_path):
     longer = replace(settings, steps=150, log_every=50, validate_every=150, synthetic_share=0.0, learning_rate=3e-3)
     train(longer, tmp_path, device="cpu")
-    losses = [line["loss"] for line in map(json.loads, (tmp_path / LOG).read_text().splitlines()) if "loss" in line]
+    losses = [line["loss"] for line in lines_of(tmp_path) if "loss" in line]
     assert losses[-1] < losses[0] - 0.03, losses
 
 
@@ -140,7 +245,7 @@ def test_fine_tuning_starts_from_given_weights(settings, data, tmp_path, capsys)
 def test_other_forms_and_side_input_start_from_the_same_weights(settings, tmp_path):
     train(settings, tmp_path / "first", device="cpu", until=3)
     first = load_network(tmp_path / "first" / WEIGHTS)[0]
-    wider = replace(SMALL, form="quadratic", side_channels=2)
+    wider = replace(SMALL, form="quadratic", side=("ratio", "mutual"))
     network = ANANet(wider)
     loop._copy_weights(network, tmp_path / "first" / WEIGHTS)
     torch.testing.assert_close(network.head.weight, first.head.weight)
@@ -151,55 +256,9 @@ def test_other_forms_and_side_input_start_from_the_same_weights(settings, tmp_pa
         loop._copy_weights(ANANet(replace(SMALL, blocks=2)), tmp_path / "first" / WEIGHTS)
 
 
-def test_side_input_is_withheld_in_every_way():
-    known = loop._known_side_input(3000, 0.6, step=1, device=torch.device("cpu"))
-    shares = [(known == torch.tensor(kind)).all(1).float().mean() for kind in ([1, 1], [1, 0], [0, 1], [0, 0])]
-    assert torch.stack(shares).tolist() == pytest.approx([0.4, 0.2, 0.2, 0.2], abs=0.04)
-    assert loop._known_side_input(9, 0.0, step=1, device=torch.device("cpu")).all()
-
-
-def test_batches_made_at_once_are_full_or_say_so(settings):
-    source = loop.BatchSource(settings, PairShards(settings.pairs), torch.device("cpu"), 0, 1)
-    batch, full = source.draw(0)
-    assert len(batch.matches) == 4 and full == bool(batch.mask.all())
-    source = loop.BatchSource(settings, PairShards(settings.pairs), torch.device("cpu"), 0, 1)
-    source.steps_at_once = 3
-    source.real = PairBatches(PairShards(settings.pairs), replace(settings.batches, batch_size=6), 0)
-    assert [len(source.draw(step)[0].matches) for step in range(4)] == [4] * 4
-
-
 def test_a_tighter_label(settings, tmp_path):
     train(replace(settings, inlier_distance=1e-5, steps=2), tmp_path, device="cpu")
     assert load_network(tmp_path / WEIGHTS)[1]["settings"]["inlier_distance"] == 1e-5
-    with pytest.raises(InputError, match="inlier_distance: expected a positive number"):
-        replace(settings, inlier_distance=0.0)
-
-
-def test_settings_come_from_toml(settings, data, tmp_path, capsys):
-    path = tmp_path / "run.toml"
-    path.write_text(
-        f"pairs = {str(data / 'pairs')!r}\nsteps = 1\n[network]\nblocks = 1\nform = 'quadratic'\n"
-        "[batches]\nbatch_size = 2\nmatches = 50\n"
-    )
-    assert main(["train", str(path), "-o", str(tmp_path / "run"), "--device", "cpu"]) == 0
-    assert load_network(tmp_path / "run" / WEIGHTS)[0].settings.form == "quadratic"
-    for text, message in [
-        ("stepz = 3", "unknown setting stepz"),
-        ("[network]\nblokcs = 3", "unknown setting network.blokcs"),
-        ("steps = 'many'", "steps: expected int, got 'many'"),
-        ("steps = 0", "steps: expected at least 1"),
-        ("steps = ", "is not TOML"),
-        ("precision = 'fp8'", "precision: expected bf16 or fp32"),
-    ]:
-        path.write_text(text)
-        assert main(["train", str(path)]) == 2
-        assert message in capsys.readouterr().err
-    assert main(["train", str(tmp_path / "none.toml")]) == 2
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "settings").glob("*.toml")), ids=lambda path: path.stem)
-def test_settings_that_come_along_are_valid(path):
-    assert TrainSettings.from_toml(path).steps > 0
 
 
 def test_ablation_prints_both_tables(data, tmp_path):
@@ -229,18 +288,3 @@ def test_two_processes_share_gradients(settings, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "run" / WEIGHTS).exists()
-
-
-def test_probabilities_are_fitted():
-    generator = torch.Generator().manual_seed(0)
-    truth = torch.randn(20_000, generator=generator) * 2 - 1
-    labels = torch.rand(20_000, generator=generator) < truth.sigmoid()
-    scale, shift = fit_probabilities([((truth - 0.5) * 3, labels)])
-    assert scale == pytest.approx(1 / 3, abs=0.02)
-    assert shift == pytest.approx(0.5, abs=0.1)
-
-
-def test_scores_by_hand():
-    answers = [(torch.tensor([1.0, -1.0, 1.0]), torch.tensor([True, True, False]))]
-    found = score(answers)
-    assert found["precision"] == found["recall"] == found["f1"] == 0.5

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def numbers(name: str, text: str, kind: type[int] | type[float], expected: str) 
         found = [kind(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if not found or not min(found) > 0:
+    if not found or not all(0 < number < math.inf for number in found):
         raise InputError(f"{name}: expected {expected}, got {text!r}")
     return found
 

@@ -24,7 +24,7 @@ from ananet.images import read_image
 
 # A pair is doubtful if it has enough distinctive matches to judge by, and most of them miss their epipolar lines.
 ENOUGH_DISTINCTIVE = 20
-DOUBTFUL_BELOW = 0.5
+DOUBTFUL_BELOW = 0.3
 COLUMNS, ROWS = 3, 4
 SHOWN_MATCHES = 80
 
@@ -177,4 +177,6 @@ def _photo(pair: LabelledPair, number: int) -> np.ndarray:
 
 
 def facts_as_json(rows: list[dict[str, Any]], facts: list[PairFacts]) -> dict[str, Any]:
-    return {"scenes": rows, "pairs": [asdict(fact) for fact in facts]}
+    """As strict JSON has it: None for a number that a pair does not have."""
+    pairs = [{name: None if np.isnan(value) else value for name, value in asdict(fact).items()} for fact in facts]
+    return {"scenes": rows, "pairs": pairs}

@@ -42,11 +42,13 @@ def load_network(path: str | Path) -> tuple[Network, dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in shapes}
     except SafetensorError as error:
         raise InputError(f"weights: {path} is not a safetensors file ({error})") from None
-    except (KeyError, RecursionError, json.JSONDecodeError) as error:
+    except InputError:
+        raise
+    except (KeyError, RecursionError, ValueError) as error:
         raise InputError(f"weights: {path} has a broken header ({error!r})") from None
     if not isinstance(card, dict):
         raise InputError(f"weights: {path} has a broken header: expected a card of names and values, got {card!r}")
-    broken = [name for name, value in tensors.items() if not value.isfinite().all()]
+    broken = [name for name, value in tensors.items() if not value.float().isfinite().all()]
     if broken:
         raise InputError(f"weights: {path} holds NaN or infinity in {', '.join(broken)}")
     network.load_state_dict(tensors)

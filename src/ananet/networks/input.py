@@ -13,6 +13,10 @@ from ananet.correspondences import Correspondences
 SIDE_INPUT = {"ratio": 1, "mutual": 1, "size": 2, "angle": 2}
 # Keypoint sizes are some hundredths of a focal length; their binary logarithm is moved to around 0.
 USUAL_LOG_SIZE = -7.0
+# What lies farther out than this is no place of the scene: 63 degrees from the optical axis, or half the longest side
+# beyond the border of the image. Undistorted corners of wide lenses lie within.
+LARGEST_COORDINATE = 2.0
+LARGEST_MARGIN = 0.5
 
 
 def side_channels(side: Sequence[str]) -> int:
@@ -27,6 +31,23 @@ def network_input(matches: Correspondences, side: Sequence[str]) -> Tensor:
     sizes = matches.normalized_sizes() if "size" in side else None
     more = side_input(side, points[:, 0], matches.ratio, matches.mutual, sizes, matches.angles())
     return torch.cat([points, more], dim=-1)
+
+
+def within_view(matches: Correspondences, points: Tensor) -> Tensor:
+    """[N] bool: matches whose points may be seen in their images at all.
+
+    Attention looks at all matches, so one that lies where no training data ever lay spoils the verdict on the others: a
+    sentinel of 65535, a bad keypoint, a corner that a lens model threw far away.
+
+    Args:
+        points: [N x 4] normalised.
+    """
+    inside = (points.abs() <= LARGEST_COORDINATE).all(dim=1)
+    for pixels, size in ((matches.points0, matches.size0), (matches.points1, matches.size1)):
+        if size is not None:
+            margin = LARGEST_MARGIN * max(size)
+            inside &= ((pixels >= -margin) & (pixels <= pixels.new_tensor(size) + margin)).all(dim=1)
+    return inside
 
 
 def side_input(

@@ -16,8 +16,8 @@ from ananet.devices import choose_device
 from ananet.errors import InputError
 from ananet.inference import engine_for
 from ananet.networks import Network, load_network
-from ananet.networks.input import network_input
-from ananet.pruners.base import Pruned, Pruner, answer, check_pairs
+from ananet.networks.input import network_input, within_view
+from ananet.pruners.base import LARGEST_LOGIT, Pruned, Pruner, answer, check_pairs
 from ananet.pruners.conflicts import doubt_conflicting
 
 # The probability above which F1 is highest, and the odds that poses gain by most, both on scenes kept out of training.
@@ -87,8 +87,21 @@ class LearnedPruner(Pruner):
         return [answers[index] for index in range(len(pairs))]
 
     def _logits(self, pairs: Sequence[Correspondences]) -> list[Tensor]:
-        """The logits of several pairs in one pass, padded to the longest."""
-        inputs = [network_input(pair, self.network.settings.side).to(self.device) for pair in pairs]
+        """The logits of several pairs in one pass, padded to the longest.
+
+        Matches out of view are not shown to the network, and are wrong.
+        """
+        inputs = [network_input(pair, self.network.settings.side) for pair in pairs]
+        inside = [within_view(pair, x[:, :4]) for pair, x in zip(pairs, inputs, strict=True)]
+        found = self._scored([x[seen].to(self.device) for x, seen in zip(inputs, inside, strict=True)])
+        wrong = min(-LARGEST_LOGIT, self.decision)
+        return [
+            torch.full(seen.shape, wrong, device=self.device).masked_scatter_(seen.to(self.device), logits)
+            for seen, logits in zip(inside, found, strict=True)
+        ]
+
+    def _scored(self, inputs: list[Tensor]) -> list[Tensor]:
+        """[N] logits of each [N x channels] input."""
         if len(inputs) == 1:
             alone = inputs[0][None]
             return list(doubt_conflicting(self.engine(alone, None), alone, self.conflict_odds))

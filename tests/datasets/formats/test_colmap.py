@@ -5,26 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ananet.datasets.base import PosedImage
-from ananet.datasets.formats.colmap import CAMERA_MODELS, read_colmap, read_posed_scene, undistort_points
+from ananet.cameras import CAMERA_MODELS
+from ananet.datasets.base import PosedScene
+from ananet.datasets.formats.colmap import PosedScenes, read_colmap, read_posed_scene
 from ananet.errors import InputError
+from tests.test_cameras import PARAMETERS
 
-# Strong but usual lenses: focal lengths, principal point, then the model's own coefficients.
-PARAMETERS = {
-    "SIMPLE_PINHOLE": [500, 322, 243],
-    "PINHOLE": [500, 510, 322, 243],
-    "SIMPLE_RADIAL": [500, 322, 243, -0.15],
-    "RADIAL": [500, 322, 243, -0.2, 0.05],
-    "OPENCV": [500, 510, 322, 243, -0.2, 0.05, 0.003, -0.002],
-    "OPENCV_FISHEYE": [300, 310, 322, 243, 0.03, -0.01, 0.004, -0.001],
-    "FULL_OPENCV": [500, 510, 322, 243, 0.2, 0.05, 0.003, -0.002, 0.01, 0.3, 0.02, 0.01],
-    "FOV": [400, 410, 322, 243, 0.9],
-    "SIMPLE_RADIAL_FISHEYE": [300, 322, 243, 0.02],
-    "RADIAL_FISHEYE": [300, 322, 243, 0.02, -0.01],
-    "THIN_PRISM_FISHEYE": [300, 310, 322, 243, 0.03, -0.01, 0.002, -0.001, 0.004, -0.001, 0.001, 0.002],
-    "SIMPLE_FISHEYE": [300, 322, 243],
-    "FISHEYE": [300, 310, 322, 243],
-}
 QUATERNION = np.array([0.8, -0.2, 0.4, 0.4])
 
 
@@ -67,6 +53,11 @@ def write_scene(folder: Path, names: list[str], pairs: str | None = None, model:
     return folder
 
 
+def names_of_pairs(scene: PosedScene) -> list[tuple[str, str]]:
+    assert scene.pairs is not None
+    return [(pair.image0.path.name, pair.image1.path.name) for pair in scene.pairs]
+
+
 def test_text_model(tmp_path: Path) -> None:
     images = image_lines("a.jpg", points="10.5 20.5 -1 30 40 12") + image_lines("sub/b c.jpg", 2)
     scene = read_colmap(write_text_model(tmp_path / "model", camera_line(), images))
@@ -74,7 +65,7 @@ def test_text_model(tmp_path: Path) -> None:
     assert list(scene.images) == ["a.jpg", "sub/b c.jpg"]
     image = scene.images["sub/b c.jpg"]
     assert image.path == Path("sub/b c.jpg")
-    assert image.distortion is None
+    assert image.distortion is None and image.size == (640, 480)
     np.testing.assert_array_equal(image.K, [[500, 0, 321.5], [0, 510, 242.5], [0, 0, 1]])
     np.testing.assert_allclose(image.R @ image.R.T, np.eye(3), atol=1e-14)
     np.testing.assert_array_equal(image.t, [1, 2, 3])
@@ -91,37 +82,11 @@ def test_binary_equals_text(tmp_path: Path, model: str) -> None:
     assert (ours.distortion is None) == ("PINHOLE" in model)
 
 
-@pytest.mark.parametrize("model", PARAMETERS)
-def test_undistort_agrees_with_colmap(tmp_path: Path, model: str) -> None:
-    pycolmap = pytest.importorskip("pycolmap")
-    camera = pycolmap.Camera(model=model, width=640, height=480, params=PARAMETERS[model])
-    image = read_colmap(write_binary_model(tmp_path, model, "a.jpg")).images["a.jpg"]
-    x, y = np.meshgrid(np.linspace(0, 639, 21), np.linspace(0, 479, 17))
-    points = np.stack([x.ravel(), y.ravel()], axis=1)
-    ideal = undistort_points(points, image)
-    rays = (ideal - image.K[:2, 2]) / image.K[[0, 1], [0, 1]]
-    np.testing.assert_allclose(rays, camera.cam_from_img(points + 0.5), atol=1e-7)
-    again = np.array(camera.img_from_cam(np.concatenate([rays, np.ones((len(rays), 1))], axis=1))) - 0.5
-    np.testing.assert_allclose(again, points, atol=1e-6)
-
-
 def test_pose_agrees_with_colmap(tmp_path: Path) -> None:
     pycolmap = pytest.importorskip("pycolmap")
     R = read_colmap(write_binary_model(tmp_path, "PINHOLE", "a.jpg")).images["a.jpg"].R
     x, y, z, w = (QUATERNION / np.linalg.norm(QUATERNION))[[1, 2, 3, 0]]
     np.testing.assert_allclose(R, pycolmap.Rotation3d(np.array([x, y, z, w])).matrix(), atol=1e-12)
-
-
-def test_undistort_has_no_answer_behind_a_fisheye() -> None:
-    K = np.array([[100.0, 0, 319.5], [0, 100, 239.5], [0, 0, 1]])
-    image = PosedImage(Path("a"), K, np.eye(3), np.zeros(3), ("SIMPLE_FISHEYE", ()))
-    points = undistort_points(np.array([[319.5, 239.5], [319.5 + 100 * 1.7, 239.5]]), image)
-    np.testing.assert_array_equal(np.isnan(points), [[False, False], [True, True]])
-
-
-def test_undistort_of_no_points() -> None:
-    image = PosedImage(Path("a"), np.eye(3), np.eye(3), np.zeros(3), ("SIMPLE_RADIAL", (0.1,)))
-    assert undistort_points(np.zeros((0, 2)), image).shape == (0, 2)
 
 
 @pytest.mark.parametrize("model", ["sparse", "sparse/0"])
@@ -130,11 +95,24 @@ def test_posed_scene(tmp_path: Path, model: str) -> None:
     scene = read_posed_scene(folder)
     assert scene.name == "place"
     assert scene.images["a.jpg"].path == folder / "images" / "a.jpg"
-    assert scene.pairs == [("a.jpg", "b.jpg"), ("b.jpg", "a.jpg")]
+    assert names_of_pairs(scene) == [("a.jpg", "b.jpg"), ("b.jpg", "a.jpg")]
+    assert scene.pairs is not None and scene.pairs[0].name == "a.jpg-b.jpg"
+    assert scene.pairs[0].image0 is scene.images["a.jpg"] and scene.pairs[0].rotations == (0, 0)
 
 
 def test_without_pair_list_any_two_may_be_paired(tmp_path: Path) -> None:
-    assert read_posed_scene(write_scene(tmp_path / "place", ["a.jpg"])).pairs is None
+    scene = read_posed_scene(write_scene(tmp_path / "place", ["c.jpg", "a.jpg", "b.jpg"]))
+    assert scene.pairs is None
+    assert [pair.name for pair in scene.all_pairs()] == ["a.jpg-b.jpg", "a.jpg-c.jpg", "b.jpg-c.jpg"]
+
+
+def test_a_folder_of_scenes_is_one_source(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write_scene(tmp_path / name, ["a.jpg"])
+    (tmp_path / "notes").mkdir()
+    assert [scene.name for scene in PosedScenes(tmp_path).scenes()] == ["a", "b"]
+    assert [scene.name for scene in PosedScenes(tmp_path / "a").scenes()] == ["a"]
+    assert PosedScenes.recognises(tmp_path) and not PosedScenes.recognises(tmp_path / "notes")
 
 
 def test_missing_photos_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,7 +121,7 @@ def test_missing_photos_are_left_out_and_named(tmp_path: Path, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         scene = read_posed_scene(folder)
     assert list(scene.images) == ["a.jpg", "b.jpg"]
-    assert scene.pairs == [("a.jpg", "b.jpg")]
+    assert names_of_pairs(scene) == [("a.jpg", "b.jpg")]
     assert "c.jpg" in caplog.text and "1 of 2 pairs" in caplog.text
 
 
@@ -203,14 +181,3 @@ def test_folders_that_are_no_scene(tmp_path: Path) -> None:
 def test_broken_pair_lists(tmp_path: Path, pairs: str) -> None:
     with pytest.raises(InputError, match="line 1: expected two names"):
         read_posed_scene(write_scene(tmp_path / "place", ["a.jpg", "b.jpg"], pairs))
-
-
-@pytest.mark.parametrize(
-    ("distortion", "message"), [(("LENSBABY", ()), "LENSBABY"), (("OPENCV", (0.1,)), "expected 4 coefficients")]
-)
-def test_undistort_refuses_unknown_lenses(distortion: tuple[str, tuple[float, ...]], message: str) -> None:
-    image = PosedImage(Path("a"), np.eye(3), np.eye(3), np.zeros(3), distortion)
-    with pytest.raises(InputError, match=message):
-        undistort_points(np.zeros((1, 2)), image)
-    with pytest.raises(InputError, match="shape"):
-        undistort_points(np.zeros(2), image)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from ananet.datasets.formats.multi import find_cases, read_case, read_multi
+from ananet.datasets.formats.multi import MULTICases, find_cases, read_case
 from ananet.errors import InputError
 
 
@@ -42,8 +42,18 @@ def test_cases_come_in_order(tmp_path: Path) -> None:
     for part, case in (("part-b", "case1"), ("part-a", "case10"), ("part-a", "case2")):
         write_case(tmp_path / part / case)
     (tmp_path / "part-a" / "notes").mkdir()
-    assert [pair.name for pair in read_multi(tmp_path)] == ["case2", "case10", "case1"]
+    assert [pair.name for pair in MULTICases(tmp_path)] == ["case2", "case10", "case1"]
     assert find_cases(tmp_path / "part-b") == [tmp_path / "part-b" / "case1"]
+
+
+def test_cases_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+    write_case(tmp_path / "case1")
+    (write_case(tmp_path / "case2") / "match_idx.txt").write_text("0 9\n")
+    cases = MULTICases(tmp_path)
+    assert len(cases) == 2 and not cases.has_poses and cases.name == "MULTI"
+    assert cases[0].name == "case1"
+    with pytest.raises(InputError, match="match_idx.txt"):
+        cases[1]
 
 
 def test_nothing_true(tmp_path: Path) -> None:
@@ -69,7 +79,7 @@ def test_broken_files(tmp_path: Path, texts: dict[str, str], message: str) -> No
 
 def test_missing_things(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds none"):
-        list(read_multi(tmp_path))
+        MULTICases(tmp_path)
     case = write_case(tmp_path / "case")
     (case / "1key_location.txt").unlink()
     with pytest.raises(InputError, match="no such file"):

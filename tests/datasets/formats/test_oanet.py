@@ -16,6 +16,7 @@ from ananet.datasets.formats.oanet import (
     SUN3D_TEST_SCENES,
     YFCC_TEST_SCENES,
     OANetDump,
+    OANetRawScenes,
     read_raw_scene,
     write_oanet_dump,
 )
@@ -101,11 +102,11 @@ def test_distances_are_those_of_the_pose(tmp_path: Path) -> None:
 def test_indexing(tmp_path: Path) -> None:
     write_by_hand(tmp_path / "dump.hdf5")
     dump = OANetDump(tmp_path / "dump.hdf5", scenes=("a", "b"))
-    assert dump[-1].name == "3"
-    assert [pair.name for pair in dump[1:3]] == ["1", "2"]
-    assert [pair.scene for pair in dump] == ["a", "a", "b", "b"]
-    with pytest.raises(IndexError):
-        dump[4]
+    assert [pair.name for pair in dump] == ["0", "1", "2", "3"]
+    assert [pair.scene for pair in dump] == dump.scene_of_pairs() == ["a", "a", "b", "b"]
+    for number in (4, -1):
+        with pytest.raises(IndexError):
+            dump[number]
 
 
 def test_travels_to_another_process(tmp_path: Path) -> None:
@@ -113,6 +114,18 @@ def test_travels_to_another_process(tmp_path: Path) -> None:
     dump = OANetDump(tmp_path / "dump.hdf5")
     assert copy.copy(dump)[0].name == "0"
     assert pickle.loads(pickle.dumps(dump))[2].name == "2"
+
+
+def test_a_dump_is_a_table_for_training(tmp_path: Path) -> None:
+    write_by_hand(tmp_path / "dump.hdf5")
+    dump = OANetDump(tmp_path / "dump.hdf5")
+    table = dump.table()
+    table.check("dump")
+    assert table.pairs == 4 and table.images == 8 and len(table.index) == 4 * COUNT
+    assert table.sizes.isnan().all() and table.angles.isnan().all()
+    np.testing.assert_allclose(table.points[:COUNT], dump[0].matches.points0, atol=1e-3)
+    # No size is stored: the principal point stands for the middle of the image.
+    assert table.image_size[0].tolist() == [643, 479]
 
 
 def test_write_then_read(tmp_path: Path) -> None:
@@ -193,15 +206,28 @@ def test_raw_scene(tmp_path: Path) -> None:
     np.testing.assert_array_equal(image.K, [[500, 0, 323], [0, 510, 236], [0, 0, 1]])
     np.testing.assert_array_equal(image.t, [2, 0, 0])
     assert scene.pairs is not None
-    assert sorted(scene.pairs) == [("image0.jpg", "image1.jpg"), ("image2.jpg", "image1.jpg")]
+    assert sorted(pair.name for pair in scene.pairs) == ["image0.jpg-image1.jpg", "image2.jpg-image1.jpg"]
+    assert all(pair.image1 is scene.images["image1.jpg"] for pair in scene.pairs)
+
+
+def test_raw_scenes_are_a_source(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write_raw_scene(tmp_path / name)
+    (tmp_path / "notes").mkdir()
+    source = OANetRawScenes(tmp_path)
+    assert source.name == "OANet raw scenes"
+    assert [scene.name for scene in source.scenes()] == ["a", "b"]
+    assert [scene.name for scene in OANetRawScenes(tmp_path / "a").scenes()] == ["a"]
+    assert OANetRawScenes.recognises(tmp_path) and not OANetRawScenes.recognises(tmp_path / "notes")
 
 
 def test_raw_scene_draws_the_same_pairs_as_oanet(tmp_path: Path) -> None:
     folder = write_raw_scene(tmp_path / "place", "99 99 99")
     every = [(i, j) for i in range(3) for j in range(3) if i != j]
     np.random.seed(1234)
-    expected = [tuple(f"image{k}.jpg" for k in every[i]) for i in np.random.permutation(6)[:4]]
-    assert read_raw_scene(folder, most_pairs=4).pairs == expected
+    expected = ["-".join(f"image{k}.jpg" for k in every[i]) for i in np.random.permutation(6)[:4]]
+    pairs = read_raw_scene(folder, most_pairs=4).pairs
+    assert pairs is not None and [pair.name for pair in pairs] == expected
 
 
 def _drop_line(folder: Path) -> None:
@@ -244,5 +270,5 @@ def test_broken_raw_scenes(tmp_path: Path, harm: Any, message: str) -> None:
 
 def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(MissingExtraError, match=r"ananet\[h5\]"):
+    with pytest.raises(MissingExtraError, match="pip install h5py .* extra 'h5'"):
         OANetDump(tmp_path / "dump.hdf5")

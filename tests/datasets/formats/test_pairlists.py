@@ -1,27 +1,15 @@
-from dataclasses import replace
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-import torch
 
-from ananet import geometry
-from ananet.datasets.base import LabelledPair, PosedImage
-from ananet.datasets.formats.pairlists import (
-    PosedPair,
-    label_pair,
-    read_megadepth,
-    read_pair_list,
-    rotate_axes,
-    rotate_camera,
-)
+from ananet.datasets.formats.pairlists import PairList, ViewsAndPairs, read_megadepth, read_pair_list
 from ananet.errors import InputError
 
 K = np.array([[300.0, 0, 161], [0, 310, 118], [0, 0, 1]])
 R, _ = cv2.Rodrigues(np.array([0.05, -0.2, 0.1]))
 T = np.array([0.5, 0.1, -0.1])
-SIZE = (320, 240)
 
 
 def numbers(*arrays: np.ndarray) -> str:
@@ -32,18 +20,11 @@ def matrix() -> np.ndarray:
     return np.vstack([np.column_stack([R, T]), [0, 0, 0, 1]])
 
 
-def turned(pixels: np.ndarray, size: tuple[int, int], turns: int) -> np.ndarray:
-    """Where [N x 2] pixels of a photo of the given size are after quarter turns: np.rot90 done to coordinates."""
-    for _ in range(turns):
-        pixels, size = np.stack([pixels[:, 1], size[0] - 1 - pixels[:, 0]], axis=1), (size[1], size[0])
-    return pixels
-
-
 def test_superglue_list(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text(f"a/0.jpg 1.jpg 0 3 {numbers(K, 2 * K / [[1], [1], [2]], matrix())}\n\n")
     (pair,) = read_pair_list(tmp_path / "list.txt", "photos")
     assert pair.image0.path == Path("photos/a/0.jpg") and pair.image1.path == Path("photos/1.jpg")
-    assert pair.rotations == (0, 3)
+    assert pair.rotations == (0, 3) and pair.name == "a/0.jpg-1.jpg"
     np.testing.assert_allclose(pair.image0.K, K)
     np.testing.assert_allclose(pair.image1.K[0, 0], 600)
     np.testing.assert_allclose(pair.image1.R, R, atol=1e-9)
@@ -73,89 +54,6 @@ def test_megadepth(tmp_path: Path) -> None:
     rotation, translation = second.relative_pose()
     np.testing.assert_allclose(rotation, R, atol=1e-9)
     np.testing.assert_allclose(translation, T - R @ np.ones(3), atol=1e-9)
-
-
-@pytest.mark.parametrize("turns", range(4))
-def test_turning_camera_and_axes_moves_projections_as_it_moves_pixels(turns: int) -> None:
-    points = np.random.default_rng(0).uniform((-1, -1, 3), (1, 1, 5), (20, 3))
-
-    def project(camera: np.ndarray, X: np.ndarray) -> np.ndarray:
-        pixels = X @ camera.T
-        return pixels[:, :2] / pixels[:, 2:]
-
-    expected = turned(project(K, points), SIZE, turns)
-    got = project(rotate_camera(K, SIZE, turns), points @ rotate_axes(turns).T)
-    np.testing.assert_allclose(got, expected, atol=1e-9)
-
-
-def test_pixels_turn_as_numpy_turns_images() -> None:
-    image = np.arange(12).reshape(3, 4)
-    for turns in range(4):
-        x, y = turned(np.array([[3.0, 1.0]]), (4, 3), turns)[0].astype(int)
-        assert np.rot90(image, turns)[y, x] == image[1, 3]
-
-
-def make_pair(folder: Path, turns: tuple[int, int] = (0, 0)) -> PosedPair:
-    """Two photos of a textured plane, stored so that quarter turns bring them upright."""
-    random = np.random.default_rng(0)
-    texture = cv2.GaussianBlur(random.uniform(0, 255, (SIZE[1], SIZE[0])), (0, 0), 1.5)
-    image0 = cv2.normalize(texture, None, 0, 255, cv2.NORM_MINMAX).astype(np.uint8)
-    normal, depth = np.array([0.1, 0.2, 1.0]), 4.0
-    H = K @ (R + np.outer(T, normal) / depth) @ np.linalg.inv(K)
-    images = [image0, cv2.warpPerspective(image0, H, SIZE)]
-    posed = []
-    for i, (image, pose) in enumerate(zip(images, [(np.eye(3), np.zeros(3)), (R, T)], strict=True)):
-        path = folder / f"{i}.png"
-        stored = np.ascontiguousarray(np.rot90(image, -turns[i]))
-        cv2.imwrite(str(path), stored)
-        back = -turns[i] % 4
-        posed.append(PosedImage(path, rotate_camera(K, SIZE, back), *(rotate_axes(back) @ part for part in pose)))
-    return PosedPair(posed[0], posed[1], turns)
-
-
-def right_among_the_sure(pair: LabelledPair) -> float:
-    """Share of inliers among matches that are mutual and pass the ratio test, of which there must be some."""
-    assert pair.matches.ratio is not None and pair.matches.mutual is not None
-    sure = pair.matches.mutual & (pair.matches.ratio < 0.8)
-    assert sure.sum() > 50
-    return float(pair.inlier[sure].float().mean())
-
-
-@pytest.mark.parametrize("turns", [(0, 0), (1, 0), (2, 3)])
-def test_label_pair(tmp_path: Path, turns: tuple[int, int]) -> None:
-    pair = make_pair(tmp_path, turns)
-    labelled = label_pair(pair, max_keypoints=300)
-    assert labelled.R is not None and labelled.t is not None and labelled.paths is not None
-    torch.testing.assert_close(labelled.R, torch.from_numpy(R))
-    assert geometry.translation_error(labelled.t, torch.from_numpy(T)) < 1e-4
-    assert right_among_the_sure(labelled) > 0.95
-    assert labelled.matches.size0 == SIZE
-    assert labelled.name == "0.png 1.png" and labelled.paths[1] == pair.image1.path
-
-
-def test_label_pair_at_another_size(tmp_path: Path) -> None:
-    pair = make_pair(tmp_path)
-    labelled = label_pair(pair, max_keypoints=300, longest_side=640)
-    assert labelled.matches.size0 == (640, 480)
-    assert labelled.matches.K0 is not None
-    # The corner (-0.5, -0.5) stays where it is.
-    np.testing.assert_allclose(labelled.matches.K0[:2, 2] + 0.5, 2 * (K[:2, 2] + 0.5), rtol=1e-6)
-    assert right_among_the_sure(labelled) > 0.95
-
-
-def test_label_pair_undistorts(tmp_path: Path) -> None:
-    pair = make_pair(tmp_path)
-    plain = label_pair(pair, max_keypoints=100).matches.points0
-    bent = replace(pair.image0, distortion=("SIMPLE_RADIAL", (0.1,)))
-    assert not torch.allclose(label_pair(replace(pair, image0=bent), max_keypoints=100).matches.points0, plain)
-    with pytest.raises(InputError, match="undistorted photo"):
-        label_pair(PosedPair(bent, bent, (1, 0)))
-
-
-def test_photos_without_features(tmp_path: Path) -> None:
-    pair = make_pair(tmp_path)
-    cv2.imwrite(str(pair.image0.path), np.zeros((SIZE[1], SIZE[0]), np.uint8))
-    assert len(label_pair(pair).matches) == 0
 
 
 @pytest.mark.parametrize(
@@ -196,7 +94,19 @@ def test_missing_lists(tmp_path: Path) -> None:
         read_megadepth(tmp_path)
 
 
-def test_skewed_cameras_cannot_be_turned() -> None:
-    skewed = K + np.diag([2.0, 0.0], k=1)
-    with pytest.raises(InputError, match="skew"):
-        rotate_camera(skewed, SIZE, 1)
+def test_folders_of_photos_are_scenes(tmp_path: Path) -> None:
+    rows = [f"{a} {b} {numbers(K, K, matrix())}" for a, b in (("x/0.jpg", "x/1.jpg"), ("y/0.jpg", "y/1.jpg"))]
+    (tmp_path / "list.txt").write_text("\n".join([*rows, rows[0]]))
+    for source in (PairList(tmp_path / "list.txt"), PairList(tmp_path / "list.txt", tmp_path / "photos")):
+        scenes = source.scenes()
+        assert [(scene.name, len(scene.all_pairs())) for scene in scenes] == [("x", 2), ("y", 1)]
+    assert scenes[1].all_pairs()[0].image0.path == tmp_path / "photos" / "y" / "0.jpg"
+
+
+def test_photos_without_folders_are_one_nameless_scene(tmp_path: Path) -> None:
+    (tmp_path / "views.txt").write_text(
+        "".join(f"{name} {numbers(R, T)} SIMPLE_PINHOLE 320 240 300 160 120\n" for name in ("a.jpg", "b.jpg"))
+    )
+    (tmp_path / "pairs.txt").write_text("a.jpg b.jpg\n")
+    (scene,) = ViewsAndPairs(tmp_path).scenes()
+    assert scene.name == "" and [pair.name for pair in scene.all_pairs()] == ["a.jpg-b.jpg"]

@@ -102,7 +102,7 @@ class FusedANANet:
 
         batch, length, channels = matches.shape
         width, heads = self.settings.width, self.settings.heads
-        rows, warps = pointwise_tile(batch * length)
+        rows, warps = pointwise_tile(batch * length, width)
         grid = (batch * length // rows,)
         features = matches.new_empty(batch, length, width, dtype=self.dtype)
         projected = matches.new_empty(batch, length, self.projections, heads, width // heads, dtype=self.dtype)
@@ -196,10 +196,12 @@ def bucket(length: int) -> int:
     return -(-length // step) * step
 
 
-def pointwise_tile(rows: int) -> tuple[int, int]:
+def pointwise_tile(rows: int, width: int) -> tuple[int, int]:
     """Matches and warps of a pointwise program: few of each while that spreads them over more multiprocessors."""
     if rows <= 2048:
         return 16, 4
+    if width == 32:
+        return 32, 4  # larger tiles of so narrow a network read beyond memory on Hopper (Triton 3.6)
     return (32, 8) if rows <= 4096 else (64, 4)
 
 

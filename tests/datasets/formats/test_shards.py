@@ -1,0 +1,197 @@
+import json
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from ananet import InputError
+from ananet.datasets.formats.shards import (
+    FORMAT,
+    INDEX,
+    VERSION,
+    PairShards,
+    nbytes,
+    read_index,
+    read_table,
+    write_index,
+    write_table,
+)
+from ananet.datasets.tables import PairTable, join
+
+
+def table_of(images: int, pairs: int, keypoints: int, seed: int = 0, known: bool = True) -> PairTable:
+    rng = np.random.default_rng(seed)
+    unknown = torch.full((images * keypoints,), float("nan"), dtype=torch.float16)
+    return PairTable(
+        points=torch.from_numpy(rng.uniform(0, 500, (images * keypoints, 2)).astype(np.float32)),
+        sizes=torch.from_numpy(rng.uniform(2, 40, images * keypoints).astype(np.float16)) if known else unknown,
+        angles=torch.from_numpy(rng.uniform(0, 6, images * keypoints).astype(np.float16)) if known else unknown,
+        image_start=torch.arange(images + 1) * keypoints,
+        image_camera=torch.tensor([500.0, 510, 320, 240]).repeat(images, 1),
+        image_size=torch.tensor([640.0, 480]).repeat(images, 1),
+        pair_images=torch.stack([torch.arange(pairs) % images, (torch.arange(pairs) + 1) % images], dim=1),
+        pair_start=torch.arange(pairs + 1) * keypoints,
+        pair_rotation=torch.eye(3).repeat(pairs, 1, 1),
+        pair_translation=torch.tensor([0.6, 0.0, 0.8]).repeat(pairs, 1),
+        index=torch.from_numpy(rng.integers(0, keypoints, pairs * keypoints).astype(np.int32)),
+        ratio=torch.from_numpy(rng.integers(0, 256, pairs * keypoints).astype(np.uint8)),
+        mutual=torch.from_numpy(rng.random(pairs * keypoints) < 0.5),
+    )
+
+
+def scene(name: str, table: PairTable) -> dict[str, object]:
+    return {
+        "name": name,
+        "pairs": table.pairs,
+        "images": [f"{n}.jpg" for n in range(table.images)],
+        "source": "/photos",
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two shards; mutual flags of the pairs do not begin at whole bytes."""
+    tables = [table_of(3, 4, 13, seed=1), table_of(2, 1, 21, seed=2, known=False), table_of(2, 2, 5, seed=3)]
+    write_table(tmp_path / "pairs-000.safetensors", join(tables[:2]))
+    write_table(tmp_path / "pairs-001.safetensors", tables[2])
+    scenes = [scene(name, table) for name, table in zip("abc", tables, strict=True)]
+    write_index(tmp_path, {"shards": ["pairs-000.safetensors", "pairs-001.safetensors"], "scenes": scenes})
+    return tmp_path
+
+
+def test_a_pair_alone_is_what_the_table_holds(folder):
+    pairs = PairShards(folder)
+    table = pairs.table()
+    table.check("joined")
+    assert len(pairs) == table.pairs == 7 and pairs.scenes == ["a", "b", "c"]
+    assert pairs.pair_scene.tolist() == [0, 0, 0, 0, 1, 2, 2]
+    assert pairs.scene_of_pairs() == [pair.scene for pair in pairs] == list("aaaabcc")
+    for number, pair in enumerate(pairs):
+        rows = slice(*table.pair_start[number : number + 2].tolist())
+        first, second = table.image_start[table.pair_images[number]].tolist()
+        index = table.index[rows].long()
+        count = len(index)
+        assert torch.equal(pair.matches.points0, table.points[first : first + count])
+        assert torch.equal(pair.matches.points1, table.points[second + index])
+        assert torch.equal(pair.matches.mutual, table.mutual[rows])
+        torch.testing.assert_close(pair.matches.ratio, table.ratio[rows].float() / 255)
+        assert torch.equal(pair.matches.indices, torch.stack([torch.arange(count), index], dim=1))
+        if number == 4:
+            assert pair.matches.sizes0 is None and pair.matches.angles1 is None
+        else:
+            assert torch.equal(pair.matches.sizes0, table.sizes[first : first + count].float())
+            assert torch.equal(pair.matches.angles1, table.angles[second + index].float())
+        assert pair.matches.size1 == (640, 480) and pair.matches.K0[1, 1] == 510
+
+
+def test_pairs_know_their_names_and_photos(folder):
+    pairs = PairShards(folder)
+    assert [pairs[number].name for number in (0, 2, 4, 6)] == [
+        "a/0.jpg-1.jpg", "a/2.jpg-0.jpg", "b/0.jpg-1.jpg", "c/1.jpg-0.jpg",
+    ]  # fmt: skip
+    assert [str(path) for path in pairs[6].paths] == ["/photos/1.jpg", "/photos/0.jpg"]
+    for number in (7, -1):
+        with pytest.raises(IndexError):
+            pairs[number]
+
+
+def test_it_travels_to_another_process(folder):
+    pairs = PairShards(folder)
+    before = pairs[5]
+    assert torch.equal(pickle.loads(pickle.dumps(pairs))[5].matches.points1, before.matches.points1)
+
+
+def test_sizes_on_disk(tmp_path):
+    """At most 7 KB a pair at 2000 matches, and 24 KB an image."""
+    n = 2000
+    table, more_pairs, more_images = table_of(2, 1, n), table_of(2, 11, n), table_of(12, 1, n)
+    assert (nbytes(more_pairs) - nbytes(table)) / 10 <= 7_000
+    assert (nbytes(more_images) - nbytes(table)) / 10 <= 24 * 1024
+    write_table(tmp_path / "a.safetensors", table)
+    assert (tmp_path / "a.safetensors").stat().st_size < nbytes(table) + 4096
+
+
+def test_large_indices_survive_storage(tmp_path):
+    table = table_of(1, 2, 60_001)
+    assert table.index.max() > 2**15
+    write_table(tmp_path / "a.safetensors", table)
+    back = read_table(tmp_path / "a.safetensors")
+    for field in fields(PairTable):
+        was, now = getattr(table, field.name), getattr(back, field.name)
+        assert torch.equal(was, now) and was.dtype == now.dtype, field.name
+
+
+def test_the_same_pairs_give_the_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        write_table(tmp_path / name, table_of(2, 3, 10))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_wrong_indices(tmp_path):
+    with pytest.raises(InputError, match="no training pairs here"):
+        PairShards(tmp_path)
+    assert read_index(tmp_path) is None
+    (tmp_path / INDEX).write_text("{")
+    with pytest.raises(InputError, match="not a JSON file"):
+        PairShards(tmp_path)
+    good = {"format": FORMAT, "version": VERSION, "shards": [], "scenes": []}
+    for wrong, message in (
+        ([], "expected format"),
+        ({"format": "else"}, "expected format"),
+        (good | {"version": 1}, "version 2; build the pairs again"),
+        (good | {"shards": [3]}, "expected scenes with names"),
+        (good | {"scenes": None}, "expected scenes with names"),
+        (good | {"scenes": [{"name": "a", "pairs": "many", "images": []}]}, "expected scenes with names"),
+        (good | {"scenes": [{"name": "a", "pairs": 1, "images": [1]}]}, "expected scenes with names"),
+    ):
+        (tmp_path / INDEX).write_text(json.dumps(wrong))
+        with pytest.raises(InputError, match=message):
+            PairShards(tmp_path)
+
+
+def test_wrong_shards(folder):
+    path = folder / "pairs-001.safetensors"
+    whole = path.read_bytes()
+    index = read_index(folder)
+    for broken, message in ((b"no", "not a shard"), (whole[:-5], "not a shard")):
+        path.write_bytes(broken)
+        with pytest.raises(InputError, match=message):
+            PairShards(folder)
+    path.unlink()
+    with pytest.raises(InputError, match="no such file"):
+        PairShards(folder)
+    path.write_bytes(whole)
+    write_index(folder, index | {"scenes": index["scenes"][:2]})
+    with pytest.raises(InputError, match="counts 5 pairs, the shards hold 7"):
+        PairShards(folder)
+
+
+def test_damaged_numbers_are_told(folder):
+    table = read_table(folder / "pairs-001.safetensors")
+    write_table(folder / "pairs-001.safetensors", replace(table, index=table.index + 3))
+    pairs = PairShards(folder)
+    assert len(pairs[0].matches) == 13, "the others can be read"
+    with pytest.raises(InputError, match="matches of pair 0 refer to keypoints that are not there"):
+        pairs[5]
+    with pytest.raises(InputError, match="matches refer to keypoints that are not there"):
+        pairs.table()
+
+
+def test_shards_are_read_without_opencv(folder):
+    """Training machines have torch, numpy and safetensors alone."""
+    code = (
+        "import sys\n"
+        "for name in ('cv2', 'h5py', 'tqdm', 'matplotlib', 'poselib', 'pycolmap'): sys.modules[name] = None\n"
+        "from ananet.datasets.sources import open_stored_pairs\n"
+        "from ananet.datasets.batches import BatchSettings, PairBatches\n"
+        "import ananet.networks, ananet.datasets.synthetic\n"
+        f"print(PairBatches(open_stored_pairs({str(folder)!r}), BatchSettings(2, 10))[0].matches.shape)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "torch.Size([2, 10, 4])" in done.stdout

@@ -1,0 +1,128 @@
+"""Nearest neighbours against brute force and OpenCV, and what travels along with a match."""
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ananet import InputError
+from ananet.features import Features, load_detector, match, nearest_neighbours
+from ananet.features.matching import ROWS_AT_ONCE
+from tests.photos import photo
+
+
+def literal_neighbours(a, b):
+    distance = np.linalg.norm(a[:, None].astype(float) - b[None], axis=-1)
+    index = distance.argmin(1)
+    ordered = np.sort(distance, axis=1)
+    ratio = ordered[:, 0] / ordered[:, 1]
+    return index, ratio, distance.argmin(0)[index] == np.arange(len(a))
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 2), (7, 30), (ROWS_AT_ONCE + 3, 50), (50, 700)])
+def test_neighbours_by_brute_force(n, m):
+    rng = np.random.default_rng(n)
+    a, b = rng.normal(size=(n, 16)).astype(np.float32), rng.normal(size=(m, 16)).astype(np.float32)
+    index, ratio, mutual = literal_neighbours(a, b)
+    found = nearest_neighbours(a, b)
+    np.testing.assert_array_equal(found.index, index)
+    np.testing.assert_allclose(found.ratio, ratio, atol=1e-3)
+    np.testing.assert_array_equal(found.mutual, mutual)
+
+
+def test_neighbours_agree_with_opencv():
+    rng = np.random.default_rng(0)
+    a, b = rng.random((200, 128), np.float32), rng.random((300, 128), np.float32)
+    pairs = cv2.BFMatcher(cv2.NORM_L2).knnMatch(a, b, k=2)
+    found = nearest_neighbours(a, b)
+    assert found.index.tolist() == [first.trainIdx for first, _ in pairs]
+    np.testing.assert_allclose(found.ratio, [f.distance / s.distance for f, s in pairs], atol=1e-4)
+
+
+def test_binary_neighbours_agree_with_opencv():
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 256, (100, 32), np.uint8), rng.integers(0, 256, (150, 32), np.uint8)
+    pairs = cv2.BFMatcher(cv2.NORM_HAMMING).knnMatch(a, b, k=2)
+    found = nearest_neighbours(a, b)
+    assert found.index.tolist() == [first.trainIdx for first, _ in pairs]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 1000))
+def test_mutual_matches_are_one_to_one_even_among_duplicates(n, m, seed):
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(0, 2, (n, 3)).astype(np.float32), rng.integers(0, 2, (m, 3)).astype(np.float32)
+    found = nearest_neighbours(a, b)
+    targets = found.index[found.mutual]
+    assert len(np.unique(targets)) == len(targets)
+    assert ((found.ratio >= 0) & (found.ratio <= 1)).all()
+
+
+def test_every_descriptor_is_its_own_mutual_neighbour():
+    descriptors = load_detector("sift", max_keypoints=200).detect(photo()).descriptors
+    descriptors = np.unique(descriptors, axis=0)
+    found = nearest_neighbours(descriptors, descriptors)
+    np.testing.assert_array_equal(found.index, np.arange(len(descriptors)))
+    assert found.mutual.all()
+
+
+def test_neighbours_at_the_edges():
+    empty = np.zeros((0, 8), np.float32)
+    some = np.ones((3, 8), np.float32)
+    for a, b in ((empty, some), (some, empty), (empty, empty)):
+        assert len(nearest_neighbours(a, b).index) == 0
+    assert nearest_neighbours(some, some[:1]).ratio.tolist() == [1, 1, 1]
+    assert nearest_neighbours(some, some).ratio.tolist() == [1, 1, 1]
+    with pytest.raises(InputError, match="same kind and width"):
+        nearest_neighbours(some, np.ones((3, 9), np.float32))
+    with pytest.raises(InputError, match="same kind and width"):
+        nearest_neighbours(some, np.ones((3, 1), np.uint8))
+    with pytest.raises(InputError, match=r"descriptors0: expected an array of shape \(N, D\)"):
+        nearest_neighbours(np.ones(3), some)
+    with pytest.raises(InputError, match="descriptors1: expected finite"):
+        nearest_neighbours(some, some * np.nan)
+
+
+@pytest.mark.parametrize("wrong", [np.ones((3, 8), complex), np.full((3, 8), "a"), np.ones((3, 8), bool)])
+def test_descriptors_are_real_numbers(wrong):
+    some = np.ones((3, 8), np.float32)
+    with pytest.raises(InputError, match="descriptors0: expected real numbers, got"):
+        nearest_neighbours(wrong, some)
+    with pytest.raises(InputError, match="descriptors1: expected real numbers, got"):
+        nearest_neighbours(some, wrong)
+
+
+def test_a_match_knows_its_keypoints():
+    detector = load_detector("sift", max_keypoints=150)
+    features0, features1 = detector.batch([photo(), np.roll(photo(), 5, axis=1)])
+    K = np.diag([300.0, 300.0, 1.0])
+    matches = match(features0, features1, K0=K, K1=K)
+    first, second = matches.indices.numpy().T
+    np.testing.assert_array_equal(first, np.arange(len(features0)))
+    np.testing.assert_array_equal(second, nearest_neighbours(features0.descriptors, features1.descriptors).index)
+    for name, values0, values1 in (
+        ("points", features0.points, features1.points),
+        ("sizes", features0.sizes, features1.sizes),
+        ("angles", features0.angles, features1.angles),
+    ):
+        np.testing.assert_array_equal(getattr(matches, f"{name}0").numpy(), values0[first])
+        np.testing.assert_array_equal(getattr(matches, f"{name}1").numpy(), values1[second])
+    assert matches.calibrated and matches.size0 == (320.0, 240.0)
+
+
+def test_keypoints_without_size_and_angle_match_too():
+    bare = Features(np.zeros((2, 2), np.float32), np.eye(2, dtype=np.float32), (10, 10))
+    full = load_detector("sift", max_keypoints=2).detect(photo())
+    matches = match(bare, bare)
+    assert matches.sizes0 is None and matches.angles1 is None
+    assert matches.indices.tolist() == [[0, 0], [1, 1]]
+    half = Features(full.points, np.eye(len(full), 2, dtype=np.float32), (10, 10), full.sizes, full.angles)
+    assert match(bare, half).sizes0 is None
+    assert match(half, bare).angles1 is None
+
+
+def test_only_features_are_matched():
+    features = load_detector("sift", max_keypoints=10).detect(photo())
+    with pytest.raises(InputError, match="features1: expected Features, as a detector gives them, got ndarray"):
+        match(features, features.descriptors)

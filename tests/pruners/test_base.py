@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+import torch
+
+import ananet
+from ananet import Correspondences, InputError
+from ananet.pruners.base import LARGEST_LOGIT, Pruned, Pruner, answer, margin
+from tests.pruners.answers import check_answer
+
+
+def test_wrong_calls(problem):
+    pruner = ananet.load("all")
+    with pytest.raises(InputError, match="points1: expected an array"):
+        pruner(np.zeros((3, 2)))
+    with pytest.raises(InputError, match="either Correspondences alone"):
+        pruner(problem.matches, K0=np.eye(3))
+    assert isinstance(pruner(Correspondences([], [])).mask, np.ndarray)
+    with pytest.raises(InputError, match=r"pairs\[1\]: expected Correspondences, got tuple"):
+        pruner.batch([problem.matches, (1, 2)])
+    for wrong in (problem.matches, 3):
+        with pytest.raises(InputError, match="pairs: expected a list of Correspondences"):
+            pruner.batch(wrong)
+
+
+class Fixed(Pruner):
+    """Says what it was told to say."""
+
+    name = "fixed"
+
+    def __init__(self, logits, decision=0.0):
+        self.said, self.decision = torch.as_tensor(logits), decision
+
+    def logits(self, matches):
+        return self.said
+
+
+@pytest.mark.parametrize("decision", [0.0, -0.4054651, 2.2])
+def test_what_lies_above_the_decision_is_kept(decision):
+    logits = np.array([-50.0, decision - 1e-3, decision, decision + 1e-3, 50.0, np.nan, np.inf, -np.inf], np.float32)
+    points = np.zeros((8, 2))
+    kept = Fixed(logits, decision)(points, points)
+    check_answer(kept, 8, decision)
+    assert kept.mask.tolist() == [False, False, False, True, True, False, True, False]
+    assert repr(kept) == "Pruned(3 of 8 matches kept)"
+
+
+def test_kept_matches_come_best_first():
+    points = np.zeros((4, 2))
+    for given in (points, torch.zeros(4, 2)):
+        kept = Fixed([1.0, -1.0, 3.0, 1.0])(given, given)
+        assert kept.indices.tolist() == [2, 0, 3]
+
+
+def test_answers_come_as_the_points_came():
+    pair = Correspondences(np.zeros((2, 2)), np.zeros((2, 2)))
+    assert isinstance(answer(pair, torch.zeros(2), 0.0).mask, np.ndarray)
+    pair = Correspondences(torch.zeros(2, 2), torch.zeros(2, 2))
+    found = answer(pair, torch.zeros(2, requires_grad=True), 0.0)
+    assert isinstance(found, Pruned) and isinstance(found.mask, torch.Tensor) and not found.logits.requires_grad
+
+
+def test_margins_stay_within_the_limits():
+    cost = torch.tensor([0.0, 0.5, 1.0, 2.0, torch.inf])
+    found = margin(1.0, cost)
+    assert found[0] == LARGEST_LOGIT and found[-1] == -LARGEST_LOGIT
+    assert found[2] == 0 and found[1] == -found[3] > 0
+    assert repr(ananet.load("ratio@threshold=0.7")) == "<pruner ratio@threshold=0.7>"

@@ -1,0 +1,105 @@
+"""Two photos to kept matches and a pose, in one call."""
+
+import cv2
+import numpy as np
+import pytest
+
+import ananet
+from ananet import InputError, match_photos
+from ananet.cli.demo import motorcycle
+from ananet.estimators import load_estimator
+from ananet.features import load_detector, match
+from tests.photos import photo
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return motorcycle()
+
+
+@pytest.fixture(scope="module")
+def found(pair):
+    return match_photos(pair.image0, pair.image1, K0=pair.K0, K1=pair.K1, device="cpu")
+
+
+def test_a_known_motion_is_found(pair, found):
+    assert (found.detector, found.pruner, found.estimator) == ("sift", "ananet", "ransac")
+    assert found.overlap.found and 100 < found.kept.mask.sum() < len(found.matches)
+    angle = np.degrees(np.arccos((np.trace(found.pose.R @ pair.R.T) - 1) / 2))
+    assert angle < 5
+    assert len(found.pose.inliers) == found.kept.mask.sum()
+    assert list(found.milliseconds) == ["detect", "match", "prune", "verify", "pose"]
+
+
+def test_it_is_what_its_steps_give_one_by_one(pair, found):
+    detector, pruner = load_detector("sift"), ananet.load("ananet", device="cpu")
+    features0, features1 = detector.batch([pair.image0, pair.image1])
+    np.testing.assert_array_equal(found.features0.points, features0.points)
+    matches = match(features0, features1, K0=pair.K0, K1=pair.K1)
+    kept = pruner(matches)
+    np.testing.assert_array_equal(found.kept.mask, kept.mask)
+    pose = load_estimator("ransac").pose(matches[kept.mask])
+    np.testing.assert_array_equal(found.pose.R, pose.R)
+    again = match_photos(pair.image0, pair.image1, detector=detector, pruner=pruner, K0=pair.K0, K1=pair.K1)
+    np.testing.assert_array_equal(again.kept.logits, found.kept.logits)
+
+
+def test_matches_point_at_their_keypoints(found):
+    first, second = found.matches.indices.numpy().T
+    np.testing.assert_array_equal(found.features0.points[first], found.matches.points0.numpy())
+    np.testing.assert_array_equal(found.features1.points[second], found.matches.points1.numpy())
+
+
+def test_files_and_names_with_options(pair, tmp_path):
+    for name, image in (("a.png", pair.image0), ("b.png", pair.image1)):
+        cv2.imwrite(str(tmp_path / name), image)
+    found = match_photos(
+        str(tmp_path / "a.png"),
+        tmp_path / "b.png",
+        detector="orb@max_keypoints=800",
+        pruner="mutual+ratio@threshold=0.9",
+        estimator="magsac@threshold=2",
+        K0=pair.K0,
+        K1=pair.K1,
+    )
+    assert found.detector == "orb@max_keypoints=800" and len(found.features0) == 800
+    assert found.pruner == "mutual+ratio@threshold=0.9" and found.estimator == "magsac@threshold=2.0"
+
+
+def test_without_cameras_there_is_no_pose(pair):
+    found = match_photos(pair.image0, pair.image1, pruner="ratio")
+    assert found.overlap.found and found.pose is None
+    assert "pose" not in found.milliseconds
+
+
+def test_without_overlap_there_is_no_pose(pair):
+    found = match_photos(pair.image0, photo(640, 480), pruner="ratio", K0=pair.K0, K1=pair.K0)
+    assert not found.overlap.found and found.pose is None
+
+
+def test_a_photo_without_keypoints_is_named(pair, tmp_path):
+    flat = np.zeros((30, 40, 3), np.uint8)
+    with pytest.raises(InputError, match="image1: no keypoints found in this image of 40 x 30 pixels"):
+        match_photos(pair.image0, flat, pruner="ratio")
+    with pytest.raises(InputError, match="left: no keypoints found"):
+        match_photos(flat, pair.image0, pruner="ratio", names=("left", "right"))
+    cv2.imwrite(str(tmp_path / "flat.png"), flat)
+    with pytest.raises(InputError, match=r"flat.png: no keypoints found"):
+        match_photos(tmp_path / "flat.png", pair.image0, pruner="ratio")
+
+
+def test_wrong_arguments_are_named(pair, tmp_path):
+    images = pair.image0, pair.image1
+    for arguments, message in (
+        ({"detector": "surf"}, "detector: expected one of"),
+        ({"pruner": "nonsense"}, "pruner: expected one of"),
+        ({"estimator": "lmeds"}, "estimator: expected one of"),
+        ({"device": "toaster"}, "device: expected"),
+        ({"K0": pair.K0, "pruner": "ratio"}, "K0 and K1: expected both or neither, K1 is missing"),
+    ):
+        with pytest.raises(InputError, match=message):
+            match_photos(*images, **arguments)
+    with pytest.raises(InputError, match="none.jpg: no such file"):
+        match_photos(tmp_path / "none.jpg", pair.image1, pruner="ratio")
+    with pytest.raises(InputError, match="image: expected a uint8 array"):
+        match_photos(pair.image0, None, pruner="ratio")

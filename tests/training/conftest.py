@@ -1,0 +1,42 @@
+"""Small training pairs of two scenes, and validation pairs of a third."""
+
+from pathlib import Path
+
+import pytest
+
+from ananet.datasets.batches import BatchSettings
+from ananet.datasets.build import BuildSettings, build_pairs
+from ananet.networks import ANANetSettings
+from ananet.training.settings import TrainSettings
+from tests.datasets.scenes import write_scene
+
+SMALL = ANANetSettings(blocks=1, width=16, heads=2)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    build = BuildSettings(max_keypoints=200, least_consistent=15, least_parallax=0.5)
+    for name, seed in (("a", 0), ("b", 20)):
+        write_scene(folder / "train" / name, images=3, seed=seed)
+    write_scene(folder / "val", images=2, seed=40)
+    build_pairs(folder / "train", folder / "pairs", build, progress=False)
+    build_pairs(folder / "val", folder / "validation", build, progress=False)
+    return folder
+
+
+@pytest.fixture
+def settings(data) -> TrainSettings:
+    return TrainSettings(
+        pairs=str(data / "pairs"),
+        validation=str(data / "validation"),
+        calibration_scenes=("b",),
+        steps=8,
+        warmup=2,
+        validate_every=4,
+        checkpoint_every=3,
+        log_every=2,
+        synthetic_share=0.5,
+        network=SMALL,
+        batches=BatchSettings(batch_size=4, matches=128),
+    )
