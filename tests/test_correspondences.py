@@ -321,3 +321,13 @@ def test_angles_of_both_keypoints(full):
 
 def test_repr_tells_everything_that_is_known(full):
     assert repr(full) == "Correspondences(6 matches, K, size, ratio, mutual, scores, sizes, angles, indices)"
+
+
+def test_unsigned_numbers_that_would_become_negative():
+    points = np.array([[2**63, 1]], np.uint64)
+    with pytest.raises(InputError, match=r"points0: expected numbers below 2\*\*63, got 9223372036854775808"):
+        Correspondences(points, points)
+    with pytest.raises(InputError, match="indices: expected numbers below"):
+        Correspondences([[1, 2]], [[1, 2]], indices=points)
+    assert Correspondences(points - np.uint64(1), points - np.uint64(1)).points0[0, 0] == 2.0**63
+    assert Correspondences(torch.from_numpy(points), torch.from_numpy(points)).points0[0, 0] == 2.0**63

@@ -1,9 +1,22 @@
+import time
+
 import cv2
 import numpy as np
 import pytest
 
 from ananet import InputError
-from ananet.drawing import BLUE, GREEN, RED, check_picture, draw_groups, draw_matches, grid, save_picture, stack
+from ananet.drawing import (
+    BLUE,
+    GREEN,
+    RED,
+    check_picture,
+    draw_groups,
+    draw_matches,
+    grid,
+    make_panel,
+    save_picture,
+    stack,
+)
 
 GREY = np.full((100, 150, 3), 128, np.uint8)
 
@@ -68,3 +81,45 @@ def test_pictures_in_rows():
     assert sheet.shape == (208, 308, 3)
     assert (sheet[:10, 158:178] == 0).all() and (sheet[10:100, 158:] == 255).all()
     assert grid([small], columns=5).shape == (10, 20, 3)
+
+
+@pytest.mark.parametrize("shape", [(40, 9000), (9000, 40), (1, 30000)])
+def test_strips_make_bounded_pictures(shape):
+    strip = np.full((*shape, 3), 128, np.uint8)
+    ends = np.array([[0.0, 0.0], [shape[1] - 1, shape[0] - 1]])
+    start = time.perf_counter()
+    picture = draw_matches(strip, strip, ends, ends, np.array([True, False]))
+    assert time.perf_counter() - start < 2
+    assert picture.shape[0] <= 640 + 36 and picture.shape[1] <= 2 * 4096 + 8
+    # Both keep their shape.
+    panel = make_panel(strip).pixels
+    assert panel.shape[:2] == tuple(max(1, round(side * min(640 / shape[0], 4096 / shape[1]))) for side in shape)
+
+
+def test_a_strip_beside_a_photo():
+    picture = draw_matches(
+        np.zeros((40, 9000, 3), np.uint8), GREY, np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0, bool)
+    )
+    assert picture.shape == (640 + 36, 4096 + 8 + 960, 3)
+    assert (picture[:18, :4096] == 0).all() and (picture[18:640, :4096] == 255).all()
+    assert (picture[:640, 4104:] == 128).all()
+
+
+def test_ordinary_photos_keep_their_size():
+    points = np.array([[75.0, 50.0]])
+    picture = draw_matches(GREY, GREY, points, points, np.array([True]))
+    assert picture.shape == (640 + 36, 2 * 960 + 8, 3)
+    panel = make_panel(GREY)
+    np.testing.assert_array_equal(draw_matches(panel, panel, points, points, np.array([True])), picture)
+
+
+def test_strong_groups_catch_the_eye():
+    points0, points1 = np.array([[10.0, 50], [10, 50]]), np.array([[140.0, 50], [140, 50]])
+    one = (np.array([0]), GREEN)
+    plain = draw_groups(GREY, GREY, points0, points1, [one])
+    strong = draw_groups(GREY, GREY, points0, points1, [(np.array([1]), RED)], strong=[one])
+
+    def green(picture):
+        return int((np.abs(picture.astype(int) - GREEN).sum(-1) < 30).sum())
+
+    assert green(strong) > 3 * green(plain)

@@ -10,8 +10,17 @@ import pytest
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ananet import InputError
-from ananet.files import STALE_AFTER, atomic_path, check_output, only_process, read_json, save_tensors, write_json
+from ananet import InputError, files
+from ananet.files import (
+    STALE_AFTER,
+    atomic_path,
+    check_output,
+    only_process,
+    read_json,
+    remove_temporaries,
+    save_tensors,
+    write_json,
+)
 
 
 def test_success_replaces_the_file(tmp_path):
@@ -193,9 +202,66 @@ def test_a_folder_is_for_one_process_at_a_time(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path, monkeypatch):
+    """Between opening and locking, the process before may have removed the file, and the next one made another."""
+    opened, lock = [], files._lock
+
+    def slow_lock(file):
+        opened.append(file)
+        if len(opened) < 3:
+            (tmp_path / ".lock").unlink()
+        if len(opened) == 2:
+            (tmp_path / ".lock").write_text("")
+        return lock(file)
+
+    monkeypatch.setattr(files, "_lock", slow_lock)
+    with only_process(tmp_path):
+        assert len(opened) == 3 and opened[0].closed and opened[1].closed
+        assert os.path.samestat(os.fstat(opened[2].fileno()), (tmp_path / ".lock").stat())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_processes_are_never_in_one_folder_together(tmp_path):
+    """Each enters many times; whoever is in makes a file that the other must not find."""
+    code = (
+        "import os, sys, time\nfrom pathlib import Path\nfrom ananet.errors import InputError\n"
+        "from ananet.files import only_process\nfolder, entered = Path(sys.argv[1]), 0\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "end = time.monotonic() + 1.0\n"
+        "while time.monotonic() < end:\n"
+        "    try:\n"
+        "        with only_process(folder):\n"
+        "            os.close(os.open(folder / 'in', os.O_CREAT | os.O_EXCL))\n"
+        "            os.unlink(folder / 'in')\n"
+        "            entered += 1\n"
+        "    except InputError:\n"
+        "        pass\n"
+        "print(entered)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in both:
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0 and int(out) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_runs_left_is_removed_however_new(tmp_path):
+    for name in (".a-0123abcd.json", ".b.c-0123abce.safetensors", ".lock", "a-0123abcd.json", ".a-0123abc.json"):
+        (tmp_path / name).write_text("")
+    remove_temporaries(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".a-0123abc.json", ".lock", "a-0123abcd.json"]
+
+
 def test_a_folder_is_free_again_after_a_failure(tmp_path):
     with pytest.raises(RuntimeError), only_process(tmp_path):
         raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
     with only_process(tmp_path):
         pass
     (tmp_path / "other").mkdir()

@@ -6,9 +6,9 @@ import pytest
 
 import ananet
 from ananet import InputError, match_photos
-from ananet.cli.demo import motorcycle
+from ananet.cli.demo import motorcycle, rotation
 from ananet.estimators import load_estimator
-from ananet.features import load_detector, match
+from ananet.features import Detector, load_detector, match
 from tests.photos import photo
 
 
@@ -86,6 +86,48 @@ def test_a_photo_without_keypoints_is_named(pair, tmp_path):
     cv2.imwrite(str(tmp_path / "flat.png"), flat)
     with pytest.raises(InputError, match=r"flat.png: no keypoints found"):
         match_photos(tmp_path / "flat.png", pair.image0, pruner="ratio")
+
+
+def test_features_in_place_of_photos(pair, found):
+    features = load_detector("sift").batch([pair.image0, pair.image1])
+    again = match_photos(*features, K0=pair.K0, K1=pair.K1, device="cpu")
+    assert again.features0 is features[0]
+    np.testing.assert_array_equal(again.kept.logits, found.kept.logits)
+    with pytest.raises(InputError, match="right: no keypoints found"):
+        match_photos(features[0], features[1][:0], pruner="ratio", names=("left", "right"))
+
+
+def test_the_movement_of_the_camera_shows(found):
+    assert found.parallax > 1 and not found.rotation_only
+
+
+@pytest.mark.parametrize("focal", [500.0, 2000.0])
+def test_a_camera_that_only_turned(pair, focal):
+    height, width = pair.image0.shape[:2]
+    K = np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]])
+    H = K @ rotation(2, 3, 0) @ np.linalg.inv(K)
+    turned = cv2.warpPerspective(pair.image0, H, (width, height), flags=cv2.INTER_CUBIC)
+    noise = np.random.default_rng(0).normal(0, 4, turned.shape)
+    turned = np.clip(turned + noise, 0, 255).astype(np.uint8)
+    found = match_photos(pair.image0, turned, pruner="mutual+ratio", K0=K, K1=K)
+    assert found.pose is not None and found.parallax < 0.5 and found.rotation_only
+
+
+def test_without_a_pose_there_is_no_parallax(pair):
+    found = match_photos(pair.image0, pair.image1, pruner="ratio")
+    assert found.parallax is None and not found.rotation_only
+
+
+@pytest.mark.parametrize("error", [cv2.error("too large"), MemoryError()])
+def test_a_photo_that_a_detector_fails_on_is_named(pair, error):
+    class Failing(Detector):
+        name = "failing"
+
+        def extract(self, image):
+            raise error
+
+    with pytest.raises(InputError, match=r"left: expected a photo that the detector can work on, got 741 x 500 pixels"):
+        match_photos(pair.image0, pair.image1, detector=Failing(), pruner="ratio", names=("left", "right"))
 
 
 def test_wrong_arguments_are_named(pair, tmp_path):

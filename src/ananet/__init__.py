@@ -5,6 +5,7 @@
 ['all', 'ananet', 'ananet-quadratic', 'ananet-ratio', 'gms', 'lpm', 'magsac', 'mutual', 'ransac', 'ratio']
 """
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from ananet.estimators import Pose, estimate_pose
     from ananet.pipeline import PhotoMatches, match_photos
     from ananet.pruners import Pruned, Pruner, list_pruners, load
+
+# Threads that spin while they wait for each other make a busy machine many times slower. OpenMP reads this once, when
+# torch is imported, so it is too late where torch came first.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 try:
     __version__ = version("ananet")

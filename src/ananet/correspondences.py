@@ -254,8 +254,12 @@ def _tensor(name: str, values: Array) -> Tensor:
     try:
         array = np.array(values)
         # Torch knows neither foreign byte orders nor long doubles, and little of unsigned numbers.
+        if array.dtype.kind == "u" and array.size and array.max() >= 2**63:
+            raise InputError(f"{name}: expected numbers below 2**63, got {array.max()}")
         common = {"f": np.float64 if array.itemsize > 4 else np.float32, "i": np.int64, "u": np.int64}
         return torch.from_numpy(array.astype(common.get(array.dtype.kind, array.dtype)))
+    except InputError:
+        raise
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}: expected an array of numbers, got {type(values).__name__} ({error})") from None
 

@@ -1,6 +1,7 @@
 """Every picture the product makes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,39 @@ WHITE = (255, 255, 255)
 MOST_LINES = 400
 REMOVED_OPACITY = 0.55
 PANEL_HEIGHT = 640
+# A strip of a panorama would otherwise make a picture of a hundred thousand columns.
+PANEL_WIDTH = 4096
 GAP = 8
 BAR = 36
+# In pixels of the picture: of ordinary matches and of those that should catch the eye.
+THICKNESS, RADIUS = 1, 1.5
+STRONG_THICKNESS, STRONG_RADIUS, RIM = 4, 8.0, 2
+RIM_COLOUR = (16, 16, 16)
+
+Colour = tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """A photo at the size it has in a picture: what is left to keep of it where many pictures show it."""
+
+    pixels: np.ndarray
+    """[H x W x 3] uint8 BGR."""
+    scale: float
+    """Of the photo's pixels."""
+
+
+def make_panel(image: np.ndarray, height: int = PANEL_HEIGHT) -> Panel:
+    """A photo at the given height, or lower where it would become wider than 4096 pixels."""
+    scale = min(height / image.shape[0], PANEL_WIDTH / image.shape[1])
+    size = (max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale)))
+    interpolation = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
+    return Panel(cv2.resize(image, size, interpolation=interpolation), scale)
 
 
 def draw_matches(
-    image0: np.ndarray,
-    image1: np.ndarray,
+    image0: np.ndarray | Panel,
+    image1: np.ndarray | Panel,
     points0: np.ndarray,
     points1: np.ndarray,
     good: np.ndarray,
@@ -37,11 +64,11 @@ def draw_matches(
     At most 400 are drawn, chosen at random; the caption then says so.
 
     Args:
-        image0, image1: [H x W x 3] uint8 BGR.
+        image0, image1: [H x W x 3] uint8 BGR, or what `make_panel` gives.
         points0, points1: [N x 2] pixel coordinates.
         good: [N] bool.
         caption: one line under the photos.
-        height: of the photos in the picture.
+        height: of the photos in the picture; less where one would be wider than 4096 pixels.
 
     Returns:
         [H x W x 3] uint8 BGR.
@@ -66,36 +93,43 @@ def _some(count: int) -> np.ndarray:
 
 
 def draw_groups(
-    image0: np.ndarray,
-    image1: np.ndarray,
+    image0: np.ndarray | Panel,
+    image1: np.ndarray | Panel,
     points0: np.ndarray,
     points1: np.ndarray,
-    groups: Sequence[tuple[np.ndarray, tuple[int, int, int]]],
+    groups: Sequence[tuple[np.ndarray, Colour]],
     caption: str = "",
     height: int = PANEL_HEIGHT,
+    strong: Sequence[tuple[np.ndarray, Colour]] = (),
 ) -> np.ndarray:
     """Two photos side by side and groups of matches, each of a colour, later ones on top; other matches are not drawn.
 
     Args:
         groups: (indices into the matches, BGR colour) each; the rest as for `draw_matches`.
+        strong: groups too, drawn last: thick, with large end points and a dark rim.
     """
     canvas, starts, ends = _side_by_side(image0, image1, points0, points1, height)
     for chosen, colour in groups:
         _draw_lines(canvas, starts[chosen], ends[chosen], colour)
+    for chosen, colour in strong:
+        thickness, radius = STRONG_THICKNESS + 2 * RIM, STRONG_RADIUS + RIM
+        _draw_lines(canvas, starts[chosen], ends[chosen], RIM_COLOUR, thickness, radius)
+        _draw_lines(canvas, starts[chosen], ends[chosen], colour, STRONG_THICKNESS, STRONG_RADIUS)
     return _write_caption(canvas, caption)
 
 
 def _side_by_side(
-    image0: np.ndarray, image1: np.ndarray, points0: np.ndarray, points1: np.ndarray, height: int
+    image0: np.ndarray | Panel, image1: np.ndarray | Panel, points0: np.ndarray, points1: np.ndarray, height: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Both photos above a white bar for the caption, and where the points of each lie on this canvas."""
-    panel0, scale0 = _panel(image0, height)
-    panel1, scale1 = _panel(image1, height)
-    offset = panel0.shape[1] + GAP
-    canvas = np.full((height + BAR, offset + panel1.shape[1], 3), 255, np.uint8)
-    canvas[:height, : panel0.shape[1]] = panel0
-    canvas[:height, offset:] = panel1
-    return canvas, (points0 + 0.5) * scale0 - 0.5, (points1 + 0.5) * scale1 - 0.5 + (offset, 0)
+    panel0, panel1 = (image if isinstance(image, Panel) else make_panel(image, height) for image in (image0, image1))
+    (height0, width0), (height1, width1) = panel0.pixels.shape[:2], panel1.pixels.shape[:2]
+    offset = width0 + GAP
+    canvas = np.full((max(height0, height1) + BAR, offset + width1, 3), 255, np.uint8)
+    canvas[:height0, :width0] = panel0.pixels
+    canvas[:height1, offset:] = panel1.pixels
+    starts, ends = (points0 + 0.5) * panel0.scale - 0.5, (points1 + 0.5) * panel1.scale - 0.5
+    return canvas, starts, ends + np.array([offset, 0])
 
 
 def _write_caption(canvas: np.ndarray, caption: str) -> np.ndarray:
@@ -146,18 +180,19 @@ def save_picture(path: str | Path, picture: np.ndarray) -> None:
             raise OSError(f"could not write {path}")
 
 
-def _panel(image: np.ndarray, height: int) -> tuple[np.ndarray, float]:
-    scale = height / image.shape[0]
-    size = (max(1, round(image.shape[1] * scale)), height)
-    return cv2.resize(image, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC), scale
-
-
-def _draw_lines(canvas: np.ndarray, starts: np.ndarray, ends: np.ndarray, colour: tuple[int, int, int]) -> None:
+def _draw_lines(
+    canvas: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    colour: Colour,
+    thickness: int = THICKNESS,
+    radius: float = RADIUS,
+) -> None:
     # Coordinates in sixteenths of a pixel, OpenCV's way to draw between pixels.
     for start, end in zip((starts * 16).round().astype(int), (ends * 16).round().astype(int), strict=True):
-        cv2.line(canvas, start.tolist(), end.tolist(), colour, 1, cv2.LINE_AA, shift=4)
+        cv2.line(canvas, start.tolist(), end.tolist(), colour, thickness, cv2.LINE_AA, shift=4)
         for point in (start, end):
-            cv2.circle(canvas, point.tolist(), 24, colour, -1, cv2.LINE_AA, shift=4)
+            cv2.circle(canvas, point.tolist(), round(16 * radius), colour, -1, cv2.LINE_AA, shift=4)
 
 
 def import_matplotlib() -> Any:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ananet.errors import InputError
 
@@ -68,25 +68,59 @@ def _remove_stale(path: Path) -> None:
                 left.unlink()
 
 
+def remove_temporaries(folder: Path) -> None:
+    """What killed runs left behind, however new: for a folder that no other process writes to."""
+    for left in folder.glob(".*-" + "[0-9a-f]" * 8 + ".*"):
+        left.unlink(missing_ok=True)
+
+
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
     """Makes sure that no other process is in such a block for the same folder; the system ends it with the process."""
-    with (folder / ".lock").open("a+") as file:
+    path = folder / ".lock"
+    with _locked(path) as file:
+        if file is None:
+            raise InputError(f"{folder}: another process is writing here; wait for it, or choose another folder")
         try:
-            if os.name == "nt":
-                import msvcrt
+            yield
+        finally:
+            # While it is locked: a moment later it may be the next process's.
+            with suppress(PermissionError):
+                path.unlink(missing_ok=True)
+    if os.name == "nt":
+        # Windows removes no open file; one that the next process has opened stays.
+        with suppress(PermissionError):
+            path.unlink(missing_ok=True)
 
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-            else:
-                import fcntl
 
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(
-                f"{folder}: another process is writing here; wait for it, or choose another folder"
-            ) from None
-        yield
-    (folder / ".lock").unlink(missing_ok=True)
+@contextmanager
+def _locked(path: Path) -> Iterator[IO[str] | None]:
+    """The file at a path, locked; None where another process holds it."""
+    while True:
+        with path.open("a+") as file:
+            if not _lock(file):
+                yield None
+                return
+            # The one who held it before may have removed it: then the lock is on a file that nobody else will find.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    yield file
+                    return
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Any], metadata: dict[str, str]) -> None:

@@ -74,6 +74,34 @@ def check_overlap(matches: Correspondences, kept: np.ndarray) -> Overlap:
     return best
 
 
+def measure_parallax(matches: Correspondences, R: np.ndarray, noise: float) -> float:
+    """Degrees between the rays of a match once the rotation between the cameras is undone, median over the matches.
+
+    Through a long lens, a small turn and a small shift look alike, and a camera that stood still is given some of
+    both. So where the best rotation alone brings the rays within the noise, what it leaves is the answer.
+
+    Args:
+        matches: calibrated ones that follow the pose.
+        R: [3 x 3] rotation of the pose.
+        noise: of the rays: the estimator's threshold over the focal length.
+    """
+    if len(matches) == 0:
+        return 0.0
+    rays = matches.normalized().double().cpu()
+    rays0, rays1 = (
+        geometry.homogeneous(part) / geometry.homogeneous(part).norm(dim=1, keepdim=True)
+        for part in (rays[:, :2], rays[:, 2:])
+    )
+    # Wahba's problem, by its singular value decomposition.
+    U, _, Vt = torch.linalg.svd(rays1.T @ rays0)
+    U[:, 2] *= torch.linalg.det(U @ Vt).sign()
+    about_pose, about_best = (
+        float((rays1 - rays0 @ rotation.T).norm(dim=1).median()) for rotation in (torch.from_numpy(R), U @ Vt)
+    )
+    chord = min(about_pose, about_best) if about_best < noise else about_pose
+    return math.degrees(2 * math.asin(min(chord / 2, 1.0)))
+
+
 def log10_false_alarms(tested: int, consistent: int, chance: float) -> float:
     """log10 of (n - 7) C(n, k) C(k, 7) p^(k - 7): tests made, times the chance of each.
 

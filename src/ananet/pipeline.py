@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import cv2
 import numpy as np
 import torch
 
@@ -14,9 +15,12 @@ from ananet.errors import InputError
 from ananet.estimators import Estimator, Pose, load_estimator
 from ananet.features import Detector, Features, load_detector, match
 from ananet.images import read_image
-from ananet.overlap import Overlap, check_overlap
+from ananet.overlap import Overlap, check_overlap, measure_parallax
 from ananet.pruners import Pruned, Pruner, load
 from ananet.stopwatch import Stopwatch
+
+# Degrees. Below, the direction of the movement is a matter of noise.
+LEAST_PARALLAX = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +42,18 @@ class PhotoMatches:
     estimator: str
     milliseconds: dict[str, float]
     """Of each step."""
+    parallax: float | None = None
+    """Degrees, median over the pose's inliers: how much the camera's movement shows. None without a pose."""
+
+    @property
+    def rotation_only(self) -> bool:
+        """Whether the camera hardly moved, so that only the pose's rotation can be trusted."""
+        return self.parallax is not None and self.parallax < LEAST_PARALLAX
 
 
 def match_photos(
-    image0: np.ndarray | str | Path,
-    image1: np.ndarray | str | Path,
+    image0: np.ndarray | str | Path | Features,
+    image1: np.ndarray | str | Path | Features,
     *,
     detector: str | Detector = DETECTOR,
     pruner: str | Path | Pruner | None = None,
@@ -56,6 +67,7 @@ def match_photos(
 
     Args:
         image0, image1: [H x W] or [H x W x 3] (BGR) uint8, or files; those are turned upright as EXIF says.
+            Or their `Features`, by the same detector, where a photo is part of many pairs.
         detector, pruner, estimator: names with options, as `load_detector`, `load` and `load_estimator` take them, or
             what these return; load them once where many pairs are matched.
         K0, K1: [3 x 3] camera matrices of the upright photos. Without them there is no pose.
@@ -69,11 +81,7 @@ def match_photos(
     features = []
     for number, image in enumerate((image0, image1)):
         name = names[number] if names else str(image) if isinstance(image, str | Path) else f"image{number}"
-        found = detector.detect(read_image(image) if isinstance(image, str | Path) else image)
-        if len(found) == 0:
-            width, height = found.image_size
-            raise InputError(f"{name}: no keypoints found in this image of {width} x {height} pixels")
-        features.append(found)
+        features.append(find_features(detector, image, name))
     features0, features1 = features
     watch.lap("detect")
     matches = match(features0, features1, K0=K0, K1=K1)
@@ -82,9 +90,12 @@ def match_photos(
     watch.lap("prune")
     overlap = check_overlap(matches, kept.mask)
     watch.lap("verify")
-    pose = None
+    pose, parallax = None, None
     if overlap.found and matches.calibrated:
-        pose = estimator.pose(matches[kept.mask])
+        good = matches[kept.mask]
+        pose = estimator.pose(good)
+        if pose is not None:
+            parallax = measure_parallax(good[pose.inliers], pose.R, estimator.ray_threshold(good))
         watch.lap("pose")
     return PhotoMatches(
         features0,
@@ -97,4 +108,26 @@ def match_photos(
         pruner.name,
         estimator.name,
         watch.milliseconds,
+        parallax,
     )
+
+
+def find_features(detector: Detector, image: np.ndarray | str | Path | Features, name: str) -> Features:
+    """The keypoints of one photo, at least one; `name` is the photo's in error messages."""
+    if isinstance(image, Features):
+        found = image
+    else:
+        pixels = read_image(image) if isinstance(image, str | Path) else image
+        try:
+            found = detector.detect(pixels)
+        except (cv2.error, MemoryError) as error:
+            # Too many pixels for OpenCV, or for the memory.
+            height, width = pixels.shape[:2]
+            reason = getattr(error, "err", "") or str(error) or "out of memory"
+            raise InputError(
+                f"{name}: expected a photo that the detector can work on, got {width} x {height} pixels ({reason})"
+            ) from None
+    if len(found) == 0:
+        width, height = found.image_size
+        raise InputError(f"{name}: no keypoints found in this image of {width} x {height} pixels")
+    return found

@@ -11,6 +11,7 @@ def generator(device: str | torch.device, purpose: str, *numbers: int) -> torch.
     >>> generator("cpu", "pairs", 0, 1).initial_seed() == generator("cpu", "pairs", 0, 1).initial_seed()
     True
     """
-    key = "/".join([purpose, *map(str, numbers)])
+    # Escaped, so that no purpose spells like another one with a number behind it.
+    key = "/".join([purpose.replace("%", "%25").replace("/", "%2F"), *map(str, numbers)])
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)

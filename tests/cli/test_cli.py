@@ -1,11 +1,13 @@
 """What holds for every command."""
 
+import os
 import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
+import torch
 
 from ananet.cli import COMMANDS, main
 
@@ -75,3 +77,67 @@ def test_an_interrupted_command_says_so(monkeypatch, run):
 
     monkeypatch.setattr("ananet.cli.list.run", interrupted)
     assert run("list") == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("first line\nsecond line"), "RuntimeError: first line"),
+        (MemoryError(), "MemoryError"),
+        (RecursionError("too deep"), "RecursionError: too deep"),
+        (ImportError("no such library"), "ImportError: no such library"),
+        (KeyError("name"), "KeyError: 'name'"),
+    ],
+)
+def test_a_crash_is_no_answer(error, words, monkeypatch, run):
+    def crash(_):
+        raise error
+
+    monkeypatch.setattr("ananet.cli.list.run", crash)
+    line = f"ananet list: crashed: {words}"
+    assert run("list") == (3, "", f"{line} (run again with --debug for the traceback)\n")
+    for arguments in (("--debug", "list"), ("list", "--debug")):
+        code, _, err = run(*arguments)
+        assert code == 3 and err.startswith("Traceback") and err.splitlines()[-1] == line
+
+
+def test_debug_is_taken_everywhere(tmp_path, run):
+    for arguments in (("--debug", "data", "inspect"), ("data", "--debug", "inspect"), ("data", "inspect", "--debug")):
+        code, _, err = run(*arguments, tmp_path / "nowhere")
+        assert code == 2 and "Traceback" in err and err.splitlines()[-1].startswith("ananet data inspect: ")
+    code, _, err = run("data", "inspect", tmp_path / "nowhere")
+    assert code == 2 and "Traceback" not in err
+
+
+def test_numbers_beyond_reason_are_wrong_arguments(photos, tmp_path, run):
+    large = "99999999999999999999"
+    for arguments, message in (
+        (("match", photos / "a.jpg", photos / "b.jpg", "--max-keypoints", large), "max_keypoints: expected"),
+        (("train", "-o", tmp_path / "run", "--seed", large), "seed: expected a whole number"),
+        (("data", "build", photos, tmp_path / "pairs", "--seed", large), "seed: expected a whole number"),
+        (("benchmark", "--matches", large), "--matches: expected a whole number"),
+        (("benchmark", "--lengths", large), "--lengths: expected a whole number"),
+        (("benchmark", "--threads", large), "--threads: expected at least 1 and at most"),
+    ):
+        code, _, err = run(*arguments)
+        assert code == 2 and message in err, err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_here_is_a_wrong_argument(photos, tmp_path, run):
+    for arguments in (
+        ("match", photos / "a.jpg", photos / "b.jpg"),
+        ("evaluate", photos, "--pruner", "ananet"),
+        ("train", "-o", tmp_path / "run"),
+    ):
+        code, _, err = run(*arguments, "--device", "cuda")
+        assert code == 2 and "PyTorch sees no CUDA GPU here" in err and err.count("\n") == 1
+
+
+def test_threads_of_the_library_do_not_spin():
+    code = "import os, sys, ananet; sys.exit(os.environ['OMP_WAIT_POLICY'] + str('torch' in sys.modules))"
+    for given, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
+        finished = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert finished.stderr.strip() == f"{expected}False"

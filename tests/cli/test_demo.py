@@ -16,6 +16,7 @@ def test_demo(tmp_path, run):
 
 
 def test_demo_without_scikit_image(monkeypatch, run):
+    monkeypatch.setattr("ananet.pruners.load", lambda *_, **__: 1 / 0)
     monkeypatch.setitem(sys.modules, "skimage.data", None)
     code, _, err = run("demo")
     assert code == 2

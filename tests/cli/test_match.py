@@ -1,11 +1,16 @@
 import json
 import time
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from ananet.cli.demo import motorcycle
+from ananet.cli.demo import motorcycle, rotation
+from ananet.cli.match import COLUMNS, short_names
+from ananet.cli.prune import OPTIONAL, REQUIRED
+from ananet.correspondences import Correspondences
+from ananet.images import read_image
 
 
 def test_match_with_cameras(photos, tmp_path, run):
@@ -82,6 +87,10 @@ def test_bad_photos_are_one_clear_line(photos, tmp_path, run):
         (["--estimator", "lmeds"], "estimator: expected one of ransac, magsac, poselib, got 'lmeds'"),
         (["--k0", ""], "--k0: expected fx,fy,cx,cy"),
         (["--threshold", "inf"], "--threshold: expected a positive"),
+        (["--images", "."], "--images: expected together with --pairs"),
+        (["--pairs", "list.txt"], "photos: expected either photos or --pairs, got both (2 photos)"),
+        (["--save", "a.txt"], "--save: expected a file that ends in .npz or .csv, got 'a.txt'"),
+        (["--save", "no/such/a.csv"], "--save: the folder no/such does not exist"),
         (["-o", "no/such/folder/a.png"], "folder no/such/folder does not exist"),
         (["-o", "a.nonsense"], "expected a picture file"),
         (["-o", "a"], "expected a picture file"),
@@ -103,6 +112,215 @@ def test_a_picture_that_cannot_be_written_is_found_before_the_work(photos, run, 
     monkeypatch.setattr("ananet.images.read_image", worked)
     monkeypatch.setattr("ananet.pruners.load", worked)
     start = time.perf_counter()
+    code, _, err = run("match", photos / "a.jpg", photos / "b.jpg", "--save", "matches.xyz")
+    assert code == 2 and "--save: expected a file" in err
     code, _, err = run("match", photos / "a.jpg", photos / "b.jpg", "-o", "matches.xyz")
     assert code == 2 and "expected a picture file such as .png or .jpg, got 'matches.xyz'" in err
     assert time.perf_counter() - start < 2
+
+
+FAST = ("--pruner", "mutual+ratio", "--max-keypoints", 800)
+
+
+def test_matches_are_saved_as_arrays(photos, tmp_path, run):
+    saved = tmp_path / "m.npz"
+    both = ("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", "--save", saved, *FAST)
+    code, out, _ = run(*both, "--focal", 995, "--json")
+    result = json.loads(out)
+    assert code == 0 and result["saved"] == str(saved)
+    with np.load(saved) as stored:
+        arrays = dict(stored)
+    known = {*REQUIRED, *OPTIONAL}
+    assert set(arrays) == {*known, "mask", "logits", "R", "t"}
+    assert arrays["mask"].sum() == result["kept"] and len(arrays["points0"]) == result["matches"]
+    np.testing.assert_allclose(arrays["R"], result["pose"]["R"])
+    np.testing.assert_allclose(arrays["K0"], result["cameras"]["K0"])
+    # What a pruner takes is there under the names it takes.
+    matches = Correspondences(**{name: values for name, values in arrays.items() if name in known})
+    assert matches.calibrated and matches.size0 == (741, 500) and len(matches) == result["matches"]
+    code, out, _ = run("prune", saved, "--pruner", "mutual+ratio", "--json")
+    assert code == 0 and json.loads(out)["kept"] == result["kept"]
+    code, out, _ = run(*both)
+    assert code == 0 and f"saved      {saved}" in out
+    with np.load(saved) as stored:
+        assert not {"K0", "R", "t"} & set(stored)
+
+
+def test_matches_are_saved_as_a_table(photos, tmp_path, run):
+    both = ("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", *FAST)
+    assert run(*both, "--save", tmp_path / "m.csv")[0] == run(*both, "--save", tmp_path / "m.npz")[0] == 0
+    lines = (tmp_path / "m.csv").read_text().splitlines()
+    assert lines[0] == "x0,y0,x1,y1,kept,score,ratio,mutual,index0,index1" == ",".join(COLUMNS)
+    table = np.genfromtxt(tmp_path / "m.csv", delimiter=",", names=True)
+    with np.load(tmp_path / "m.npz") as stored:
+        assert len(lines) == len(stored["points0"]) + 1
+        for name, expected in (
+            ("x0", stored["points0"][:, 0]), ("y1", stored["points1"][:, 1]), ("kept", stored["mask"]),
+            ("score", stored["scores"]), ("ratio", stored["ratio"]), ("mutual", stored["mutual"]),
+            ("index1", stored["indices"][:, 1]),
+        ):  # fmt: skip
+            np.testing.assert_array_equal(table[name].astype(expected.dtype), expected)
+
+
+def test_matches_never_replace_photos_and_are_not_saved_without_overlap(photos, tmp_path, run):
+    (tmp_path / "a.csv").write_bytes((photos / "a.jpg").read_bytes())
+    code, _, err = run("match", tmp_path / "a.csv", photos / "b.jpg", "--save", tmp_path / "a.csv")
+    assert code == 2 and "--save: " in err and "is an input and would be overwritten" in err
+    both = ("match", photos / "a.jpg", photos / "other.jpg", "-o", tmp_path / "o.png", "--save", tmp_path / "m.npz")
+    code, out, _ = run(*both, "--json", *FAST)
+    assert code == 1 and json.loads(out)["saved"] is None
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+@pytest.fixture
+def with_exif(photos, tmp_path):
+    """Both photos, the camera's focal length in each, and the first in a form without it."""
+    pillow = pytest.importorskip("PIL.Image")
+    for name, focal in (("a", 48), ("b", 70)):
+        exif = pillow.Exif()
+        exif.get_ifd(0x8769)[0xA405] = focal
+        pillow.open(photos / f"{name}.jpg").save(tmp_path / f"{name}.jpg", exif=exif, quality=95)
+    return tmp_path
+
+
+def test_focal_lengths_from_exif(photos, with_exif, run):
+    both = ("match", with_exif / "a.jpg", with_exif / "b.jpg", "-o", with_exif / "o.png", *FAST)
+    code, out, _ = run(*both, "--json")
+    result = json.loads(out)
+    assert code == 0 and result["cameras"]["source"] == "exif" and result["pose"]
+    assert result["cameras"]["K0"] == [
+        [pytest.approx(48 / 36 * 741), 0, 370],
+        [0, pytest.approx(988), 249.5],
+        [0, 0, 1],
+    ]
+    assert result["cameras"]["K1"][0][0] == pytest.approx(70 / 36 * 741)
+    code, out, _ = run(*both)
+    assert "camera     focal lengths 988 and 1441 px from EXIF; --focal or --k0 override it" in out
+    for given, source in ((("--focal", 900), "given"), (("--k0", "900,900,370,250"), "given"), (("--no-exif",), None)):
+        code, out, _ = run(*both, *given, "--json")
+        result = json.loads(out)
+        assert result["cameras"]["source"] == source and (result["pose"] is None) == (source is None)
+        if source:
+            assert result["cameras"]["K0"][0][0] == result["cameras"]["K1"][1][1] == 900
+    # One is not enough.
+    code, out, _ = run("match", with_exif / "a.jpg", photos / "b.jpg", "-o", with_exif / "o.png", *FAST, "--json")
+    assert json.loads(out)["cameras"] == {"source": None, "K0": None, "K1": None}
+
+
+def test_a_camera_that_only_turned(photos, tmp_path, run):
+    K = np.array([[900.0, 0, 370], [0, 900, 249.5], [0, 0, 1]])
+    image = read_image(photos / "a.jpg")
+    turned = cv2.warpPerspective(image, K @ rotation(3, -4, 5) @ np.linalg.inv(K), (741, 500), flags=cv2.INTER_CUBIC)
+    cv2.imwrite(str(tmp_path / "turned.jpg"), turned)
+    both = ("match", photos / "a.jpg", tmp_path / "turned.jpg", "-o", tmp_path / "o.png", "--focal", 900, *FAST)
+    code, out, _ = run(*both)
+    assert code == 0 and "only the rotation can be trusted: the camera hardly moved" in out
+    pose = json.loads(run(*both, "--json")[1])["pose"]
+    assert pose["rotation_only"] and pose["parallax_degrees"] < 0.5
+    moved = run("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", "--focal", 995, *FAST)[1]
+    assert "pose       ransac" in moved and "hardly moved" not in moved
+
+
+def test_nothing_kept(photos, tmp_path, run):
+    both = ("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", "--focal", 995)
+    code, out, _ = run(*both, "--pruner", "ratio@threshold=0.01")
+    assert code == 0 and "nothing kept by ratio" in out
+    assert "pose       none: nothing was kept" in out
+    assert json.loads(run(*both, "--pruner", "ratio@threshold=0.01", "--json")[1])["pose"] is None
+
+
+def test_every_pair_of_many_photos(photos, tmp_path, run, monkeypatch):
+    from ananet.features.opencv import SIFT
+
+    detected = []
+    extract = SIFT.extract
+    monkeypatch.setattr(SIFT, "extract", lambda self, image: detected.append(1) or extract(self, image))
+    cv2.imwrite(str(tmp_path / "c.png"), read_image(photos / "b.jpg")[:, ::-1][:, ::-1][10:])
+    three = (photos / "a.jpg", photos / "b.jpg", tmp_path / "c.png")
+    folders = ("-o", tmp_path / "new" / "pictures", "--save", tmp_path / "saved")
+    code, out, err = run("match", *three, *folders, "--focal", 995, *FAST)
+    assert (code, err) == (0, "") and len(detected) == 3
+    lines = out.splitlines()
+    assert len(lines) == 3 and lines[0].startswith(f"{three[0]} {three[1]}  ") and "pose with" in lines[0]
+    names = ["a-b", "a-c", "b-c"]
+    assert sorted(path.name for path in (tmp_path / "new" / "pictures").iterdir()) == [f"{n}.png" for n in names]
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [f"{n}.npz" for n in names]
+    # The same as for one pair alone.
+    alone = ("-o", tmp_path / "o.png", "--save", tmp_path / "m.npz", "--focal", 995, *FAST)
+    assert run("match", *three[:2], *alone)[0] == 0
+    assert (tmp_path / "o.png").read_bytes() == (tmp_path / "new" / "pictures" / "a-b.png").read_bytes()
+    with np.load(tmp_path / "m.npz") as one, np.load(tmp_path / "saved" / "a-b.npz") as other:
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_a_list_of_pairs(photos, tmp_path, run):
+    pairs = tmp_path / "pairs.txt"
+    (photos / "text.jpg").write_text("hello")
+    pairs.write_text("# mine\n\na.jpg b.jpg\na.jpg\tother.jpg\n  # more\nnone.jpg a.jpg\ntext.jpg b.jpg\na.jpg b.jpg\n")
+    many = ("match", "--pairs", pairs, "--images", photos, "-o", tmp_path / "out", *FAST)
+    code, out, err = run(*many)
+    lines = out.splitlines()
+    assert code == 2 and len(lines) == 4
+    assert f"{tmp_path / 'out' / 'a-b.png'}" in lines[0] and "kept" in lines[0]
+    assert lines[1].endswith("no overlap")
+    assert "none.jpg: no such file" in lines[2] and "text.jpg: not an image" in lines[3]
+    assert err == "of 4 pairs, 1 do not seem to show the same scene and 2 could not be used\n"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a-b.png"]
+    code, out, _ = run(*many, "--json")
+    results = json.loads(out)
+    assert code == 2 and [result["error"] is None for result in results] == [True, True, False, False]
+    assert results[1]["overlap"] is False and results[0]["photos"] == [str(photos / "a.jpg"), str(photos / "b.jpg")]
+    pairs.write_text("a.jpg b.jpg\na.jpg other.jpg\n")
+    assert run(*many)[0] == 1
+    pairs.write_text("a.jpg b.jpg\n")
+    assert run(*many)[::2] == (0, "")
+
+
+def test_wrong_lists_and_folders(photos, tmp_path, run):
+    pairs = tmp_path / "pairs.txt"
+    for content, arguments, message in (
+        (b"a.jpg b.jpg c.jpg", (), "line 1: expected two photo names, got 'a.jpg b.jpg c.jpg'"),
+        (b"# nothing\n", (), "expected at least one pair of photos, got none"),
+        (b"\xff\xfe\x00", (), "expected a text file in UTF-8"),
+        (b"a.jpg b.jpg", ("-o", pairs), "output: expected a folder for the results of many pairs, got the file"),
+        (b"a.jpg b.jpg", ("--save", pairs), "--save: expected a folder for the results of many pairs, got the file"),
+        (b"a.jpg b.jpg", ("--images", tmp_path / "none"), "--images: expected a folder, got"),
+        (b"a-b.jpg c.jpg\na.jpg b-c.jpg", ("-o", tmp_path), "a-b-c would also be the output of"),
+        (b"x.jpg y.jpg\nx-y.png y.jpg", ("-o", tmp_path, "--images", tmp_path), "is an input and would be overwritten"),
+    ):
+        pairs.write_bytes(content)
+        code, _, err = run("match", "--pairs", pairs, *arguments)
+        assert code == 2 and message in err and err.count("\n") == 1, err
+    code, _, err = run("match", photos / "a.jpg")
+    assert code == 2 and "photos: expected two or more, or --pairs LIST, got 1" in err
+
+
+def test_photos_are_forgotten_after_their_last_pair(photos):
+    from collections import Counter
+
+    from ananet.cli.match import Photos
+    from ananet.errors import InputError
+    from ananet.features import load_detector
+
+    a, none = photos / "a.jpg", photos / "none.jpg"
+    kept = Photos(load_detector("orb", max_keypoints=100), True, Counter({a: 2, none: 2}))
+    first, milliseconds = kept.take(a)
+    again, no_time = kept.take(a)
+    assert first is again and milliseconds > 0 == no_time
+    for _ in range(2):
+        with pytest.raises(InputError, match="no such file"):
+            kept.take(none)
+    assert not kept._kept
+    assert first.panel.pixels.shape == (640, 948, 3), "the photo itself is not kept"
+
+
+def test_photos_of_the_same_name_are_told_apart():
+    for paths, expected in (
+        (["x/a.jpg", "y/b.jpg", "x/a.jpg"], ["a", "b"]),
+        (["x/a.jpg", "x/a.png"], ["a.jpg", "a.png"]),
+        (["/x/a.jpg", "../y/a.jpg"], ["x_a", "y_a"]),
+        (["x/a.jpg", "x/a.png", "y/a.png"], ["x_a.jpg", "x_a.png", "y_a.png"]),
+        (["x/a.jpg", "x_a.jpg", "y/a.jpg"], ["0_a.jpg", "1_x_a.jpg", "2_a.jpg"]),
+    ):
+        assert list(short_names([Path(path) for path in paths]).values()) == expected

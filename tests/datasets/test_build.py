@@ -1,6 +1,9 @@
+import multiprocessing
 import os
+import random
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import cv2
@@ -144,6 +147,37 @@ def test_two_builds_do_not_write_to_one_folder(scenes, tmp_path):
             build_pairs(scenes / "other", tmp_path, SETTINGS, progress=False)
         other.kill()
     assert build_pairs(scenes / "other", tmp_path, SETTINGS, progress=False)["pairs"] == 2
+
+
+@pytest.mark.skipif("forkserver" not in multiprocessing.get_all_start_methods(), reason="processes start slowly here")
+def test_a_build_that_is_killed_at_any_moment_does_not_block_the_next(scenes, tmp_path):
+    source = scenes / "other"
+    expected = build_pairs(source, tmp_path / "whole", SETTINGS, progress=False)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ananet.datasets.build"])
+    draw = random.Random(0)
+    # Most of them early: a build that has its folder, its lock or its first file alone.
+    for number, latest in enumerate((0.0, 0.01, 0.03, 0.1, 0.5, 1.5)):
+        out = tmp_path / str(number)
+        killed = context.Process(target=build_pairs, args=(source, out, SETTINGS), kwargs={"progress": False})
+        killed.start()
+        end = time.monotonic() + 60
+        while number and not out.exists() and time.monotonic() < end:
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0, latest))
+        killed.kill()
+        killed.join()
+        again = build_pairs(source, out, SETTINGS, progress=False)
+        assert again["scenes"] == expected["scenes"]
+        assert sorted(path.name for path in out.iterdir()) == [INDEX, "pairs-000.safetensors"]
+        for name in again["shards"]:
+            assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_what_a_killed_build_was_writing_is_removed(scenes, tmp_path):
+    (tmp_path / ".pairs-000-0123abcd.safetensors").write_bytes(b"half")
+    build_pairs(scenes / "other", tmp_path, SETTINGS, progress=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [INDEX, "pairs-000.safetensors"]
 
 
 def test_the_index_says_what_the_pairs_were_made_of(pairs, scenes):

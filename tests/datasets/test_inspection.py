@@ -106,7 +106,7 @@ def test_facts_by_scene_are_means_over_its_pairs(tmp_path):
     pairs = PairShards(tmp_path / "pairs")
 
     def fact(scene: int, inlier_ratio: float, residual: float = 1.0) -> PairFacts:
-        return PairFacts(scene, 100, inlier_ratio, 5.0, 2.0, 30, 0.4, residual)
+        return PairFacts(scene, 100, inlier_ratio, 5.0, 2.0, 30, 0.2, residual)
 
     rows = facts_by_scene(pairs, [fact(0, 0.2), fact(0, 0.6, float("nan"))])
     assert [row["scene"] for row in rows] == ["a", "b"] and [row["pairs"] for row in rows] == [2, 0]

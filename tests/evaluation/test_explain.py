@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import cv2
 import numpy as np
@@ -8,6 +10,7 @@ import torch
 from ananet import InputError
 from ananet.attention.reference import CONTEXT
 from ananet.cli import main
+from ananet.drawing import GREEN
 from ananet.evaluation.explain import block_features, inlier_neighbours, shared_attention, two_apart, view_blocks
 from ananet.networks import ANANet, ANANetSettings, Network, load_network
 from ananet.networks.input import network_input
@@ -136,6 +139,10 @@ def test_pictures_with_labels(world, always, tmp_path, capsys):
     ]  # fmt: skip
     for picture in result["pictures"]:
         assert cv2.imread(picture).std() > 10
+    # The match that attends to the others stands out from them.
+    attention = cv2.imread(str(tmp_path / "out" / "attention.png"))
+    for row in np.split(attention, 2):
+        assert (np.abs(row.astype(int) - GREEN).sum(-1) < 30).sum() > 1500
 
 
 def test_without_labels_or_weights_it_says_so(world, always, tmp_path, capsys):
@@ -154,7 +161,9 @@ def test_wrong_arguments(world, always, tmp_path, capsys):
     small = ("-o", tmp_path / "out", "--max-keypoints", 100)
     for arguments, word in (
         (("--pruner", always, "--block", 9), "--block: expected 1 to 2, got 9"),
-        (("--pruner", always, "--head", 0), "--head: expected 1 to 2, got 0"),
+        (("--pruner", always, "--head", 3), "--head: expected 1 to 2, got 3"),
+        (("--pruner", always, "--head", 0), "--head: expected at least 1, got 0"),
+        (("--pruner", always, "--block", 0), "--block: expected at least 1, got 0"),
         (("--pruner", "wrong"), "pruner: expected one of"),
         (("--pruner", "all", "--pose", pose), "--pose: expected together with --k0 and --k1"),
         (("--pruner", "all", "--focal", 300, "--pose", pose), "--pose: expected a text file with 12 or 16"),
@@ -162,3 +171,49 @@ def test_wrong_arguments(world, always, tmp_path, capsys):
     ):
         code, _, err = explain(capsys, world, *arguments, *small)
         assert code == 2 and word in err, err
+
+
+def test_what_cannot_be_done_is_found_before_the_work(world, tmp_path, capsys, monkeypatch):
+    def worked(*_, **__):
+        raise AssertionError("worked")
+
+    for place in ("ananet.pipeline.match_photos", "ananet.images.read_image", "ananet.pruners.load"):
+        monkeypatch.setattr(place, worked)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "pose.txt").write_text("1 2 3")
+    for arguments, word in (
+        (("-o", tmp_path / "file"), "output: expected a folder, got the file"),
+        (("--focal", 300, "--pose", tmp_path / "pose.txt"), "--pose: expected a text file with 12 or 16 numbers"),
+        (("--focal", 300, "--pose", tmp_path / "none.txt"), "--pose: expected a text file with 12 or 16 numbers"),
+    ):
+        code, _, err = explain(capsys, world, "--pruner", "ratio", *arguments)
+        assert code == 2 and word in err, err
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = explain(capsys, world, "--pruner", "ratio")
+    assert code == 2 and "pip install matplotlib" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["explain", "a.jpg", "b.jpg", "--pruner", "ratio"], "a.jpg: no such file"),
+        (["data", "inspect", "pairs", "-o", "a.xyz"], "expected a picture file"),
+        (["data", "build", "photos", "out", "--scales", "x"], "--scales: expected"),
+        (["match", "a.jpg", "b.jpg"], "a.jpg: no such file"),
+        (["match", "a.jpg", "b.jpg", "--save", "a.txt"], "--save: expected a file that ends in .npz or .csv"),
+        (["match", "a.jpg", "b.jpg", "-o", "a.xyz"], "expected a picture file"),
+        (["match", "--pairs", "list.txt"], "--pairs: expected a text file"),
+        (["demo", "-o", "a.xyz"], "expected a picture file"),
+    ],
+)
+def test_wrong_arguments_are_found_before_torch_is_imported(arguments, word, tmp_path):
+    pytest.importorskip("matplotlib")
+    code = "import sys; from ananet.cli import main; code = main(sys.argv[1:]); print('torch' in sys.modules, code)"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert word in done.stderr and done.stdout.split() == ["False", "2"], done.stderr
+
+
+def test_inspect_finds_what_is_missing_before_the_work(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["data", "inspect", str(tmp_path / "none"), "-o", str(tmp_path / "a.png")]) == 2
+    assert "pip install matplotlib" in capsys.readouterr().err

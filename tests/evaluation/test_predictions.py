@@ -2,6 +2,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from ananet import InputError
 from ananet.evaluation.predictions import (
@@ -207,3 +210,42 @@ def test_what_is_no_file_of_predictions(tmp_path, world):
         read_predictions(tmp_path / "x.safetensors")
     with pytest.raises(InputError, match="predictions: expected format"):
         read_predictions(world.weights)
+
+
+def test_parts_that_were_being_removed_do_not_replace_the_whole(tmp_path):
+    store = PredictionStore(tmp_path, {"quick": ORIGINS["quick"]}, 4)
+    for start in (0, 2):
+        store.add([row(start), row(start + 1)])
+    first = (tmp_path / "quick.parts" / "00000000.safetensors").read_bytes()
+    store.finish()
+    whole = (tmp_path / "quick.safetensors").read_bytes()
+    # The process ended between the two removals.
+    (tmp_path / "quick.parts").mkdir()
+    (tmp_path / "quick.parts" / "00000000.safetensors").write_bytes(first)
+    PredictionStore(tmp_path, {"quick": ORIGINS["quick"]}, 4).finish()
+    assert (tmp_path / "quick.safetensors").read_bytes() == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["quick.safetensors"]
+
+
+def test_other_files_among_the_parts_do_not_count(tmp_path):
+    PredictionStore(tmp_path, {"quick": ORIGINS["quick"]}, 4).add([row(0)])
+    (tmp_path / "quick.parts" / "0 copy.safetensors").write_bytes(b"")
+    assert len(PredictionStore(tmp_path, {"quick": ORIGINS["quick"]}, 4).found["quick"]) == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"start": torch.tensor([0, 500, 500], dtype=torch.uint64)},
+        {"start": torch.tensor([0.0, 500, 500])},
+        {"start": torch.tensor([0, -(2**63), 500])},
+        {"logits": torch.zeros(500).to(torch.float8_e4m3fn)},
+        {"mask": torch.zeros(500, dtype=torch.uint8)},
+    ],
+)
+def test_tensors_of_other_kinds_are_refused(stored, changed):
+    with safe_open(stored[0], framework="pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors | changed, stored[0], metadata)
+    with pytest.raises(InputError, match="contradicts itself|cannot be read"):
+        read_predictions(stored[0])

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +104,32 @@ def test_a_stopped_evaluation_goes_on_where_it_stopped(world, tmp_path, monkeypa
         assert (first.names, first.fingerprints, first.origin) == (second.names, second.fingerprints, second.origin)
         for a, b in zip(first.answers, second.answers, strict=True):
             assert (a.mask == b.mask).all() and (a.logits == b.logits).all()
+
+
+def test_a_killed_evaluation_goes_on_with_its_parts(world, tmp_path, capsys):
+    arguments = [world.folder, "--pruner", "all,mutual", *SMALL, "--workers", 1, "--json", "--predictions"]
+    code = (
+        "import sys, time\nfrom ananet.cli import main\nfrom ananet.evaluation import runner\n"
+        "from ananet.evaluation.predictions import PredictionStore\n"
+        "add, runner.PAIRS_AT_ONCE = PredictionStore.add, 1\n"
+        "def slow_add(store, made):\n"
+        "    if store.added == 1: print('one', flush=True); time.sleep(60)\n"
+        "    add(store, made)\n"
+        "PredictionStore.add = slow_add\n"
+        "main(['evaluate', *sys.argv[1:]])\n"
+    )
+    command = [sys.executable, "-c", code, *map(str, arguments), str(tmp_path / "parts")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as killed:
+        assert killed.stdout.readline() == b"one\n"
+        killed.kill()
+    assert [path.name for path in (tmp_path / "parts" / "all.parts").iterdir()] == ["00000000.safetensors"]
+    first = read_predictions(tmp_path / "parts" / "mutual.parts" / "00000000.safetensors")
+    status, _, error = run(capsys, *arguments, tmp_path / "parts")
+    assert status == 0, error
+    found = read_predictions(tmp_path / "parts" / "mutual.safetensors")
+    assert len(found) == 3 and found.names[0] == first.names[0]
+    assert (found.answers[0].mask == first.answers[0].mask).all()
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["all.safetensors", "mutual.safetensors"]
 
 
 def test_predictions_of_other_matches_are_refused(world, tmp_path):

@@ -57,6 +57,14 @@ def test_hardly_any_match(length):
     assert engine(torch.rand(1, length, 4), None).isfinite().all()
 
 
+def test_progress_is_told_after_each_block():
+    engine = engine_for(trained(blocks=3), CPU)
+    matches, calls = torch.rand(1, 20, 4), []
+    told = engine(matches, None, lambda done, total: calls.append((done, total)))
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+    assert torch.equal(told, engine(matches))
+
+
 def test_the_cpu_gets_the_folded_network():
     assert isinstance(engine_for(trained(blocks=1), CPU), FoldedANANet)
 

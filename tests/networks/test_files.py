@@ -117,6 +117,16 @@ def test_weights_of_any_precision_are_read(dtype, tmp_path):
     assert torch.equal(loaded.head.weight, tensors["head.weight"].float())
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32, torch.bool])
+def test_weights_that_are_no_real_numbers_are_refused(dtype, tmp_path):
+    net = network(blocks=1)
+    tensors = {name: value.clone() for name, value in net.state_dict().items()}
+    tensors["head.bias"] = tensors["head.bias"].to(dtype)
+    save_file(tensors, tmp_path / "w.safetensors", {"settings": json.dumps(net.settings.to_dict())})
+    with pytest.raises(InputError, match=f"w.safetensors: expected floating-point numbers in head.bias, got {dtype}"):
+        load_network(tmp_path / "w.safetensors")
+
+
 def test_a_failed_write_leaves_the_old_weights(tmp_path, monkeypatch):
     import safetensors.torch
     from safetensors import SafetensorError

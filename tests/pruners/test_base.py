@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -65,3 +69,36 @@ def test_margins_stay_within_the_limits():
     assert found[0] == LARGEST_LOGIT and found[-1] == -LARGEST_LOGIT
     assert found[2] == 0 and found[1] == -found[3] > 0
     assert repr(ananet.load("ratio@threshold=0.7")) == "<pruner ratio@threshold=0.7>"
+
+
+FORKED = """
+import multiprocessing, os, sys
+import numpy as np, torch
+import ananet
+
+torch.set_num_threads(2)
+pruner = ananet.load(sys.argv[1], device="cpu")
+points = np.random.default_rng(0).uniform(0, 640, (600, 2))
+given = {"size0": (640, 640), "size1": (640, 640)}
+
+def alone(_):
+    return int(pruner(points, points + 3, **given).mask.sum())
+
+def together(_):
+    pair = ananet.Correspondences(points, points + 3, **given)
+    return int(pruner.batch([pair, pair])[1].mask.sum())
+
+before = alone(0)
+assert torch.get_num_threads() == 2
+for call in (alone, together):
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(call, range(2)) == [before, before]
+assert torch.get_num_threads() == 2
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.parametrize("name", ["ananet", "lpm", "magsac", "gms+ananet"])
+def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have(name):
+    finished = subprocess.run([sys.executable, "-c", FORKED, name], timeout=120, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr

@@ -11,7 +11,7 @@ from ananet.training.checkpoint import load_checkpoint, read_checkpoint, save_ch
 from ananet.training.muon import OPTIMIZERS
 from tests.training.conftest import SMALL
 
-NOTES = {"best": {"step": 3, "f1": 0.5}, "seconds": 2.5, "data": "abc"}
+NOTES = {"best": {"step": 3, "average_precision": 0.5}, "seconds": 2.5, "data": "abc"}
 
 
 def make(name: str = "adamw", seed: int = 0, settings=SMALL):
@@ -82,4 +82,39 @@ def test_broken_and_missing_files(tmp_path):
         read_checkpoint(tmp_path / "none")
     (tmp_path / "last").write_bytes(b"broken")
     with pytest.raises(InputError, match="cannot be read"):
+        read_checkpoint(tmp_path / "last")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("optimizer/0/step", lambda value: value - 9),
+        ("optimizer/0/exp_avg", lambda value: value[:1]),
+        ("optimizer/0/exp_avg", lambda value: None),
+        ("optimizer/0/exp_avg", lambda value: value.to(torch.complex64)),
+        ("network/head.bias", lambda value: value * float("nan")),
+        ("network/head.bias", lambda value: value.to(torch.int32)),
+        ("average/head.bias", lambda value: None),
+    ],
+)
+def test_numbers_that_would_fail_in_the_next_step(tmp_path, name, change):
+    made = make()
+    steps(made[0], made[2], 1)
+    path = tmp_path / "last"
+    save_checkpoint(path, 1, {}, *made, NOTES)
+    header, tensors = read_checkpoint(path)
+    tensors[name] = change(tensors[name])
+    save_file({n: v for n, v in tensors.items() if v is not None}, path, {"checkpoint": json.dumps(header)})
+    with pytest.raises(InputError, match="last does not fit the run"):
+        load_checkpoint(path, *make())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"step": -1}, {"step": True}, {"notes": {"best": 3, "seconds": 1}}, {"notes": {"best": None, "seconds": "1"}}],
+)
+def test_headers_of_wrong_numbers(tmp_path, changed):
+    header = {"step": 1, "settings": {}, "notes": NOTES} | changed
+    save_file({"a": torch.zeros(1)}, tmp_path / "last", {"checkpoint": json.dumps(header)})
+    with pytest.raises(InputError, match="is not a checkpoint of a training run"):
         read_checkpoint(tmp_path / "last")

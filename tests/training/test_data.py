@@ -88,12 +88,14 @@ def test_real_and_synthetic_halves_have_random_streams_of_their_own(settings, pa
     synthesize = batch_data.synthesize
     monkeypatch.setattr(real_data, "Draw", spied_draw)
     monkeypatch.setattr(batch_data, "synthesize", spied_synthesize)
+    small = BatchSettings(batch_size=4, matches=30)
     for seed in range(3):
-        source = BatchSource(replace(settings, seed=seed), pairs, CPU, 0, 1)
+        source = BatchSource(replace(settings, seed=seed, small_batches=small, small_share=0.5), pairs, CPU, 0, 1)
         for step in range(4):
-            source.draw(step)
-    assert len(seen["real"]) == len(seen["synthetic"]) == 12
-    assert len({*seen["real"], *seen["synthetic"]}) == 24, "none is that of another seed, step or half"
+            source.usual.draw(step, 0, 1)
+            source.small.draw(step, 0, 1)
+    assert len(seen["real"]) == len(seen["synthetic"]) == 24
+    assert len({*seen["real"], *seen["synthetic"]}) == 48, "none is that of another seed, step, half or size"
 
 
 def test_small_batches_come_in_their_share_of_the_steps(settings, pairs):

@@ -14,6 +14,7 @@ import ananet
 from ananet import InputError
 from ananet.cli import main
 from ananet.datasets.batches import BatchSettings
+from ananet.datasets.build import BuildSettings, build_pairs
 from ananet.networks import ANANet, ANANetSettings, load_network
 from ananet.networks.input import side_channels
 from ananet.training import loop
@@ -107,6 +108,14 @@ def test_other_pairs_do_not_continue_a_run(settings, data, tmp_path):
         train(replace(settings, pairs=str(data / "validation")), tmp_path, device="cpu")
     with pytest.raises(InputError, match=r"other settings \(pairs\)"):
         train(replace(settings, pairs=None), tmp_path, device="cpu")
+
+
+def test_other_keypoints_of_the_same_scenes_do_not_continue_a_run(settings, data, tmp_path):
+    train(settings, tmp_path / "run", device="cpu", until=3)
+    build = BuildSettings(max_keypoints=150, least_consistent=15, least_parallax=0.5)
+    build_pairs(data / "train", tmp_path / "pairs", build, progress=False)
+    with pytest.raises(InputError, match=r"other settings \(pairs\)"):
+        train(replace(settings, pairs=str(tmp_path / "pairs")), tmp_path / "run", device="cpu")
 
 
 def test_a_killed_run_leaves_no_steps_twice_in_the_log(settings, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The command line: `ananet COMMAND`. One small file a command.
+"""The command line: `ananet COMMAND`. One file per command.
 
 Each command's module has `add_arguments(parser)` and `run(arguments) -> exit code`, and imports heavy libraries
 inside `run` alone, so that help appears at once.
@@ -7,6 +7,7 @@ inside `run` alone, so that help appears at once.
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -14,7 +15,7 @@ from ananet import __version__
 from ananet.errors import InputError, MissingExtraError
 
 COMMANDS = {
-    "match": "match two photos, prune the matches, draw them",
+    "match": "match photos, prune the matches, draw them",
     "prune": "prune matches that are stored in an .npz file",
     "demo": "prune the matches of a photo pair with known geometry, and show what it brought",
     "list": "list the pruners",
@@ -25,8 +26,10 @@ COMMANDS = {
     "train": "train ANA-Net, or fine-tune it on pairs of your own",
 }
 
-# Exit codes: 0 all well, 1 no answer (photos that do not overlap), 2 wrong arguments or unreadable input.
-BAD_INPUT = 2
+# Exit codes: 0 all well, 1 no answer (photos that do not overlap), 2 wrong arguments or unreadable input, 3 a crash,
+# which is ananet's mistake or a machine without memory left, 130 interrupted. A crash is never 1: scripts read that as
+# an answer.
+BAD_INPUT, CRASHED, INTERRUPTED = 2, 3, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,13 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="ananet", description="Finds the right ones among putative keypoint matches of two photos."
     )
     parser.add_argument("--version", action="version", version=f"ananet {__version__}")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         import_module(f"ananet.cli.{name}").add_arguments(subparser)
+        _add_debug(subparser)
     arguments = parser.parse_args(argv)
-    # Threads that spin while they wait for each other make a busy machine many times slower. Read when torch starts.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     command = " ".join(filter(None, (arguments.command, getattr(arguments, "action", None))))
     try:
         return import_module(f"ananet.cli.{arguments.command}").run(arguments)
@@ -49,8 +52,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (InputError, MissingExtraError, OSError) as error:
+        if arguments.debug:
+            traceback.print_exc()
         print(f"ananet {command}: {error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
+    except Exception as error:
+        advice = "" if arguments.debug else " (run again with --debug for the traceback)"
+        if arguments.debug:
+            traceback.print_exc()
+        print(f"ananet {command}: crashed: {_in_one_line(error)}{advice}", file=sys.stderr)
+        return CRASHED
+
+
+def _add_debug(parser: argparse.ArgumentParser) -> None:
+    """Take --debug after the command too; what was given before it stays where it is not given again."""
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                _add_debug(subparser)
+
+
+def _in_one_line(error: Exception) -> str:
+    """Its type and the first line of what it says; a MemoryError says nothing."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -9,8 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ananet.checks import check_whole_number
 from ananet.cli.arguments import add_json, numbers, print_json
 from ananet.errors import InputError
+
+# Far more than any machine has; torch takes larger numbers for something else.
+MOST_THREADS = 1024
+MOST_MATCHES = 10_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,8 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     device = choose_device(arguments.device)
     if arguments.threads is not None:
-        if arguments.threads < 1:
-            raise InputError(f"--threads: expected at least 1, got {arguments.threads}")
+        if not 1 <= arguments.threads <= MOST_THREADS:
+            raise InputError(f"--threads: expected at least 1 and at most {MOST_THREADS}, got {arguments.threads}")
         torch.set_num_threads(arguments.threads)
     if arguments.dtype != "float32" and not arguments.plain:
         raise InputError("--dtype: expected together with --plain; the fast way chooses its own precision")
@@ -63,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     whole_numbers = partial(numbers, kind=int, expected="whole numbers of at least 1 such as 2048,4096")
     lengths, batches = whole_numbers("--lengths", arguments.lengths), whole_numbers("--batch", arguments.batch)
     whole_numbers("--matches", str(arguments.matches))
+    for name, given in (("--matches", [arguments.matches]), ("--lengths", lengths), ("--batch", batches)):
+        check_whole_number(name, max(given), 1, MOST_MATCHES)
     effort = speed.Effort(arguments.runs, arguments.seconds)
 
     def log(what: str) -> None:

@@ -49,13 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def run_build(arguments: argparse.Namespace) -> int:
+    scales = tuple(numbers("--scales", arguments.scales, float, "positive numbers such as 1,0.6"))
+
     from ananet.datasets.build import BuildSettings, build_pairs
 
     settings = BuildSettings(
         detector=arguments.detector,
         max_keypoints=arguments.max_keypoints,
         pairs_per_scene=arguments.pairs_per_scene,
-        scales=tuple(numbers("--scales", arguments.scales, float, "positive numbers such as 1,0.6")),
+        scales=scales,
         seed=arguments.seed,
     )
     start = time.perf_counter()
@@ -113,11 +115,16 @@ def run_sfm(arguments: argparse.Namespace) -> int:
 def run_inspect(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from ananet.datasets.formats.shards import PairShards
-    from ananet.datasets.inspection import draw_pair_set, facts_as_json, facts_by_scene, facts_of
-    from ananet.drawing import save_picture
+    from ananet.drawing import check_picture, import_matplotlib, save_picture
     from ananet.errors import InputError
     from ananet.tables import format_table
+
+    check_picture(arguments.output)
+    import_matplotlib()
+
+    # They bring torch.
+    from ananet.datasets.formats.shards import PairShards
+    from ananet.datasets.inspection import draw_pair_set, facts_as_json, facts_by_scene, facts_of
 
     pairs = PairShards(arguments.pairs)
     if len(pairs) == 0:

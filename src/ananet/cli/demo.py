@@ -49,13 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from ananet.drawing import check_picture, draw_matches, save_picture, stack
-    from ananet.pipeline import match_photos
-    from ananet.pruners import load
     from ananet.tables import format_table
 
     check_picture(arguments.output)
-    pruner = load(arguments.pruner, device=arguments.device)
     pair = motorcycle()
+
+    from ananet.pipeline import match_photos
+    from ananet.pruners import load
+
+    pruner = load(arguments.pruner, device=arguments.device)
     found = match_photos(pair.image0, pair.image1, pruner=pruner, K0=pair.K0, K1=pair.K1)
     matches, kept = found.matches, found.kept
     points0, points1 = matches.numpy_points()
@@ -91,14 +93,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def motorcycle() -> MeasuredPair:
-    import cv2
-
-    from ananet.cameras import camera_matrix, centred_camera
-
     try:
         from skimage.data import stereo_motorcycle
     except ImportError:
         raise MissingExtraError("scikit-image", "demo") from None
+    import cv2
+
+    from ananet.cameras import camera_matrix, centred_camera
+
     left, right, disparity = stereo_motorcycle()
     K0 = camera_matrix(FOCAL, FOCAL, CENTRE_X, CENTRE_Y)
     K_right = camera_matrix(FOCAL, FOCAL, CENTRE_X + CENTRE_SHIFT, CENTRE_Y)

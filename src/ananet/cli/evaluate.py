@@ -87,9 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
 
+    from ananet.devices import choose_device
     from ananet.evaluation import reports
     from ananet.evaluation.runner import write_scores
 
+    choose_device(arguments.device)
     match_settings, pose_settings = _settings(arguments)
     _check_sources(arguments, match_settings)
     evaluations = [_evaluate(source, arguments, match_settings, pose_settings) for source in arguments.sources]

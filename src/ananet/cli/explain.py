@@ -51,27 +51,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.top < 1:
-        raise InputError(f"--top: expected at least 1, got {arguments.top}")
+    for name in ("top", "block", "head"):
+        if (number := getattr(arguments, name)) is not None and number < 1:
+            raise InputError(f"--{name}: expected at least 1, got {number}")
     check_cameras(arguments)
     if arguments.pose and arguments.k0 is None and arguments.focal is None:
         raise InputError("--pose: expected together with --k0 and --k1, or --focal, got it alone")
+    if arguments.output.exists() and not arguments.output.is_dir():
+        raise InputError(f"output: expected a folder, got the file {arguments.output}")
+    pose = None if arguments.pose is None else _read_pose(arguments.pose)
 
     from ananet.drawing import grid, import_matplotlib, save_picture
+    from ananet.images import check_image_file, read_image
+
+    import_matplotlib()
+    for path in (arguments.image0, arguments.image1):
+        check_image_file(path)
+
     from ananet.features import load_detector
-    from ananet.images import read_image
     from ananet.pipeline import match_photos
     from ananet.pruners import LearnedPruner, load
 
-    import_matplotlib()
+    detector = load_detector(arguments.detector, device=arguments.device, max_keypoints=arguments.max_keypoints)
     pruners = [load(name, device=arguments.device) for name in arguments.pruner.split(",")]
     image0, image1 = read_image(arguments.image0), read_image(arguments.image1)
     K0, K1 = read_cameras(arguments, image0, image1)
-    detector = load_detector(arguments.detector, device=arguments.device, max_keypoints=arguments.max_keypoints)
     names = (str(arguments.image0), str(arguments.image1))
     found = match_photos(image0, image1, detector=detector, pruner=pruners[0], K0=K0, K1=K1, names=names)
     matches = found.matches
-    inlier = _labels(arguments.pose, matches)
+    inlier = _labels(pose, matches)
     arguments.output.mkdir(parents=True, exist_ok=True)
 
     answers = {pruner.name: pruner(matches) for pruner in pruners}
@@ -183,12 +191,12 @@ def _draw_attention(
     rows = []
     for one, attended in zip(found.pair, found.attended, strict=True):
         own = np.setdiff1d(attended, found.shared)
-        groups = [(own, BLUE), (found.shared, YELLOW), (np.array([one]), GREEN)]
+        groups, strong = [(own, BLUE), (found.shared, YELLOW)], [(np.array([one]), GREEN)]
         caption = (
             f"{where}: what the green match attends to most: {len(found.shared)} shared by both (yellow), "
             f"{len(own)} not (blue); {good[attended].mean():.0%} {word}"
         )
-        rows.append(draw_groups(image0, image1, points0, points1, groups, caption))
+        rows.append(draw_groups(image0, image1, points0, points1, groups, caption, strong=strong))
     return stack(*rows), {"shown": list(found.pair), "shared": len(found.shared)}
 
 
@@ -198,7 +206,24 @@ def _within(name: str, number: int, most: int) -> int:
     return number
 
 
-def _labels(pose: Path | None, matches: Correspondences) -> np.ndarray | None:
+def _read_pose(path: Path) -> np.ndarray:
+    """[3 x 4] R and t."""
+    try:
+        numbers = np.array(path.read_text(encoding="utf-8").replace(",", " ").split(), np.float64)
+    except (ValueError, UnicodeDecodeError):
+        numbers = np.zeros(0)
+    except OSError as error:
+        raise InputError(f"--pose: expected a text file with 12 or 16 numbers, got {path}: {error.strerror}") from None
+    if numbers.size not in (12, 16):
+        raise InputError(f"--pose: expected a text file with 12 or 16 numbers, got {path}")
+    pose = numbers.reshape(-1, 4)[:3]
+    R = pose[:, :3]
+    if not np.allclose(R @ R.T, np.eye(3), atol=1e-3):
+        raise InputError(f"--pose: expected a rotation in the first three columns, got {R.tolist()}")
+    return pose
+
+
+def _labels(pose: np.ndarray | None, matches: Correspondences) -> np.ndarray | None:
     """[N] bool by the true pose, or None where it is not given."""
     import torch
 
@@ -206,13 +231,5 @@ def _labels(pose: Path | None, matches: Correspondences) -> np.ndarray | None:
 
     if pose is None:
         return None
-    try:
-        numbers = np.array(pose.read_text(encoding="utf-8").replace(",", " ").split(), np.float64)
-    except (ValueError, UnicodeDecodeError):
-        numbers = np.zeros(0)
-    if numbers.size not in (12, 16):
-        raise InputError(f"--pose: expected a text file with 12 or 16 numbers, got {pose}")
-    matrix = torch.from_numpy(numbers.reshape(-1, 4)[:3])
-    if not torch.allclose(matrix[:, :3] @ matrix[:, :3].mT, torch.eye(3).double(), atol=1e-3):
-        raise InputError(f"--pose: expected a rotation in the first three columns, got {matrix[:, :3].tolist()}")
+    matrix = torch.from_numpy(pose)
     return LabelledPair.from_pose("", matches, matrix[:, :3], matrix[:, 3]).inlier.numpy()

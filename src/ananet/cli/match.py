@@ -1,10 +1,14 @@
-"""`ananet match`: two photos in, pruned matches, a picture and a pose out."""
+"""`ananet match`: photos in, pruned matches, pictures and poses out: one pair, or many."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,25 +20,120 @@ from ananet.cli.arguments import (
     add_pruner,
     check_cameras,
     print_json,
-    read_cameras,
+    read_camera,
 )
 from ananet.defaults import ESTIMATOR, THRESHOLD_PIXELS
+from ananet.errors import InputError
+from ananet.files import atomic_path, check_output
 
 if TYPE_CHECKING:
-    from ananet.pipeline import PhotoMatches
+    import numpy as np
 
-NO_OVERLAP = 1
+    from ananet.drawing import Panel
+    from ananet.estimators import Estimator
+    from ananet.features import Detector, Features
+    from ananet.pipeline import PhotoMatches
+    from ananet.pruners import Pruner
+
+NO_OVERLAP, UNREADABLE = 1, 2
+PICTURE, FOLDER = Path("matches.png"), Path("matches")
+SAVED_AS = (".npz", ".csv")
+COLUMNS = ("x0", "y0", "x1", "y1", "kept", "score", "ratio", "mutual", "index0", "index1")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two photos, and where the outputs about them go."""
+
+    image0: Path
+    image1: Path
+    picture: Path
+    saved: Path | None
+
+    @property
+    def photos(self) -> list[str]:
+        return [str(self.image0), str(self.image1)]
+
+
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """What pairs need of a photo; the photo itself would fill the memory where there are many."""
+
+    features: Features
+    panel: Panel
+    exif_focal: float | None
+
+
+@dataclass(eq=False)
+class Photos:
+    """Reads photos and finds their keypoints once each, and forgets them after their last pair."""
+
+    detector: Detector
+    use_exif: bool
+    uses: Counter[Path]
+    _kept: dict[Path, Photo | InputError] = field(default_factory=dict)
+
+    def take(self, path: Path) -> tuple[Photo, float]:
+        """One photo, and how many milliseconds it took to find its keypoints now. Raises what reading it raised."""
+        milliseconds = 0.0
+        if path not in self._kept:
+            try:
+                self._kept[path], milliseconds = self._read(path)
+            except InputError as error:
+                self._kept[path] = error
+        photo = self._kept[path]
+        self.uses[path] -= 1
+        if self.uses[path] <= 0:
+            del self._kept[path]
+        if isinstance(photo, InputError):
+            raise photo
+        return photo, milliseconds
+
+    def _read(self, path: Path) -> tuple[Photo, float]:
+        from ananet.drawing import make_panel
+        from ananet.images import exif_focal, read_image
+        from ananet.pipeline import find_features
+        from ananet.stopwatch import Stopwatch
+
+        image = read_image(path)
+        watch = Stopwatch()
+        features = find_features(self.detector, image, str(path))
+        watch.lap("detect")
+        focal = exif_focal(path) if self.use_exif else None
+        return Photo(features, make_panel(image), focal), watch.milliseconds["detect"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cameras:
+    """Camera matrices of a pair, and where they come from: "given", "exif" or None."""
+
+    source: str | None = None
+    K0: np.ndarray | None = None
+    K1: np.ndarray | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("image0", type=Path, help="first photo")
-    parser.add_argument("image1", type=Path, help="second photo")
-    parser.add_argument("-o", "--output", type=Path, default=Path("matches.png"), help="picture (default: matches.png)")
-    add_cameras(
+    parser.add_argument(
+        "photos", type=Path, nargs="*", metavar="PHOTO", help="two photos; of more, every pair is matched"
+    )
+    parser.add_argument("--pairs", type=Path, metavar="LIST", help="text file with two photo names in each line")
+    parser.add_argument("--images", type=Path, metavar="FOLDER", help="where the photos of --pairs are (default: here)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        help=f"picture (default: {PICTURE}), or folder for the pictures of many pairs (default: {FOLDER})",
+    )
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="the matches too, .npz or .csv; of many pairs a folder for .npz files"
+    )
+    cameras = add_cameras(
         parser,
         "cameras, for a pose",
-        "They belong to the photo as viewers show it: EXIF orientation is applied on reading.",
+        "They belong to the photo as viewers show it: EXIF orientation is applied on reading. Where none are given and "
+        "both photos tell their focal lengths in EXIF, those are used.",
     )
+    cameras.add_argument("--no-exif", action="store_true", help="no focal lengths from EXIF")
     add_detector(parser)
     parser.add_argument(
         "--estimator",
@@ -65,88 +164,342 @@ def run(arguments: argparse.Namespace) -> int:
         check_positive("--threshold", arguments.threshold, " of pixels")
     if arguments.confidence is not None:
         check_probability("--confidence", arguments.confidence)
+    many = arguments.pairs is not None or len(arguments.photos) > 2
+    pairs = _many_pairs(arguments) if many else [_one_pair(arguments)]
 
-    from ananet.drawing import check_picture, draw_matches, save_picture
+    # They bring torch, which takes seconds.
     from ananet.estimators import load_estimator
     from ananet.features import load_detector
-    from ananet.images import read_image
-    from ananet.pipeline import match_photos
     from ananet.pruners import load
 
-    check_picture(arguments.output, arguments.image0, arguments.image1)
     given = {"threshold": arguments.threshold, "confidence": arguments.confidence}
     estimator = load_estimator(arguments.estimator, **{k: v for k, v in given.items() if v is not None})
     detector = load_detector(arguments.detector, device=arguments.device, max_keypoints=arguments.max_keypoints)
+    choose_cameras = _camera_chooser(arguments)
     pruner = load(arguments.pruner, device=arguments.device)
-    image0, image1 = read_image(arguments.image0), read_image(arguments.image1)
-    K0, K1 = read_cameras(arguments, image0, image1)
-    found = match_photos(
-        image0,
-        image1,
-        detector=detector,
-        pruner=pruner,
-        estimator=estimator,
-        K0=K0,
-        K1=K1,
-        names=(str(arguments.image0), str(arguments.image1)),
-    )
-    if found.overlap.found:
-        count = int(found.kept.mask.sum())
-        caption = f"{found.pruner}: kept {count} of {len(found.matches)} {found.detector.upper()} matches"
-        picture = draw_matches(image0, image1, *found.matches.numpy_points(), found.kept.mask, caption)
-        save_picture(arguments.output, picture)
-    result = as_json(found, arguments.output, estimator.threshold)
-    if arguments.json:
-        print_json(result)
-    elif found.overlap.found:
-        _report(result, calibrated=K0 is not None)
-    if found.overlap.found:
-        return 0
-    print(
-        f"{arguments.image0} and {arguments.image1} do not seem to show the same scene: "
-        f"{found.overlap.consistent} of {found.overlap.tested} mutual matches agree on a common geometry, as many as "
-        "chance brings. No picture written.",
-        file=sys.stderr,
-    )
-    return NO_OVERLAP
+    uses = Counter(path for pair in pairs for path in (pair.image0, pair.image1))
+    photos = Photos(detector, use_exif=not arguments.no_exif, uses=uses)
+    matcher = Matcher(photos, choose_cameras, pruner, estimator)
+    return _report_many(matcher, pairs, arguments.json) if many else _report_one(matcher, pairs[0], arguments.json)
 
 
-def as_json(found: PhotoMatches, picture: Path, threshold: float) -> dict[str, Any]:
+@dataclass(frozen=True, eq=False)
+class Matcher:
+    """All that is loaded once; each pair is one call."""
+
+    photos: Photos
+    choose_cameras: Callable[[Photo, Photo], Cameras]
+    pruner: Pruner
+    estimator: Estimator
+
+    def __call__(self, pair: Pair) -> dict[str, Any]:
+        """Match one pair and write what was asked for; the result is what `--json` prints.
+
+        Raises `InputError` where one of the photos cannot be used.
+        """
+        from ananet.drawing import draw_matches, save_picture
+        from ananet.pipeline import match_photos
+
+        taken: list[tuple[Photo, float]] = []
+        errors = []
+        # Both, so that each is counted as used.
+        for path in (pair.image0, pair.image1):
+            try:
+                taken.append(self.photos.take(path))
+            except InputError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        (photo0, milliseconds0), (photo1, milliseconds1) = taken
+        cameras = self.choose_cameras(photo0, photo1)
+        found = match_photos(
+            photo0.features,
+            photo1.features,
+            detector=self.photos.detector,
+            pruner=self.pruner,
+            estimator=self.estimator,
+            K0=cameras.K0,
+            K1=cameras.K1,
+            names=(str(pair.image0), str(pair.image1)),
+        )
+        found.milliseconds["detect"] = milliseconds0 + milliseconds1
+        if found.overlap.found:
+            count = int(found.kept.mask.sum())
+            caption = f"{found.pruner}: kept {count} of {len(found.matches)} {found.detector.upper()} matches"
+            picture = draw_matches(photo0.panel, photo1.panel, *found.matches.numpy_points(), found.kept.mask, caption)
+            save_picture(pair.picture, picture)
+            if pair.saved is not None:
+                save_matches(pair.saved, found)
+        return as_json(found, pair, cameras, self.estimator.threshold)
+
+
+def as_json(found: PhotoMatches, pair: Pair, cameras: Cameras, threshold: float) -> dict[str, Any]:
     overlap, pose = found.overlap, found.pose
     return {
+        "photos": pair.photos,
         "pruner": found.pruner,
         "keypoints": [len(found.features0), len(found.features1)],
         "matches": len(found.matches),
         "kept": int(found.kept.mask.sum()),
         "overlap": overlap.found,
+        "consistent": overlap.consistent,
+        "tested": overlap.tested,
         "log10_false_alarms": overlap.log10_nfa if math.isfinite(overlap.log10_nfa) else None,
+        "cameras": {
+            "source": cameras.source,
+            "K0": None if cameras.K0 is None else cameras.K0.tolist(),
+            "K1": None if cameras.K1 is None else cameras.K1.tolist(),
+        },
         "pose": None
         if pose is None
         else {
             "R": pose.R.tolist(),
             "t": pose.t.tolist(),
             "inliers": int(pose.inliers.sum()),
+            "parallax_degrees": found.parallax,
+            "rotation_only": found.rotation_only,
             "estimator": found.estimator,
             "threshold_pixels": threshold,
         },
-        "picture": str(picture) if overlap.found else None,
+        "picture": str(pair.picture) if overlap.found else None,
+        "saved": str(pair.saved) if overlap.found and pair.saved is not None else None,
         "milliseconds": found.milliseconds,
     }
 
 
-def _report(result: dict[str, Any], calibrated: bool) -> None:
+def save_matches(path: Path, found: PhotoMatches) -> None:
+    """Write matches with the pruner's answer, as .npz with all there is, or as .csv."""
+    import numpy as np
+
+    from ananet.correspondences import PER_MATCH
+
+    matches, kept = found.matches, found.kept
+    arrays: dict[str, Any] = {
+        name: values.cpu().numpy()
+        for name in (*PER_MATCH, "K0", "K1")
+        if (values := getattr(matches, name)) is not None
+    }
+    arrays |= {"size0": np.array(matches.size0), "size1": np.array(matches.size1)}
+    arrays |= {"mask": kept.mask, "scores": kept.scores, "logits": kept.logits}
+    if found.pose is not None:
+        arrays |= {"R": found.pose.R, "t": found.pose.t}
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        if path.suffix.lower() == ".npz":
+            np.savez_compressed(file, **arrays)
+            return
+        columns = [arrays[name] for name in ("points0", "points1", "mask", "scores", "ratio", "mutual", "indices")]
+        # Nine digits give a float32 back.
+        formats = ["%.9g"] * 4 + ["%d", "%.9g", "%.9g", "%d", "%d", "%d"]
+        table = np.column_stack([column.astype(np.float64) for column in columns])
+        np.savetxt(file, table, fmt=formats, delimiter=",", header=",".join(COLUMNS), comments="")
+
+
+def _one_pair(arguments: argparse.Namespace) -> Pair:
+    from ananet.drawing import check_picture
+    from ananet.images import check_image_file
+
+    if arguments.images is not None:
+        raise InputError(f"--images: expected together with --pairs, got {arguments.images} alone")
+    if len(arguments.photos) != 2:
+        raise InputError(f"photos: expected two or more, or --pairs LIST, got {len(arguments.photos)}")
+    image0, image1 = arguments.photos
+    picture, saved = arguments.output or PICTURE, arguments.save
+    check_picture(picture, image0, image1)
+    if saved is not None:
+        if saved.suffix.lower() not in SAVED_AS:
+            raise InputError(f"--save: expected a file that ends in {' or '.join(SAVED_AS)}, got {str(saved)!r}")
+        try:
+            check_output(saved, image0, image1)
+        except InputError as error:
+            raise InputError(f"--save: {str(error).removeprefix('output: ')}") from None
+    for path in (image0, image1):
+        check_image_file(path)
+    return Pair(image0, image1, picture, saved)
+
+
+def _many_pairs(arguments: argparse.Namespace) -> list[Pair]:
+    if arguments.pairs is None:
+        if arguments.images is not None:
+            raise InputError(f"--images: expected together with --pairs, got {arguments.images} alone")
+        listed = list(combinations(dict.fromkeys(arguments.photos), 2))
+    else:
+        if arguments.photos:
+            raise InputError(f"photos: expected either photos or --pairs, got both ({len(arguments.photos)} photos)")
+        if arguments.images is not None and not arguments.images.is_dir():
+            raise InputError(f"--images: expected a folder, got {arguments.images}")
+        listed = list(dict.fromkeys(read_pairs(arguments.pairs, arguments.images or Path())))
+    if not listed:
+        raise InputError(f"{arguments.pairs or 'photos'}: expected at least one pair of photos, got none")
+    names = short_names([path for pair in listed for path in pair])
+    inputs = {path.resolve() for path in names} | ({arguments.pairs.resolve()} if arguments.pairs else set())
+    folders = {"output": arguments.output or FOLDER, "--save": arguments.save}
+    pairs: dict[str, Pair] = {}
+    for image0, image1 in listed:
+        name = f"{names[image0]}-{names[image1]}"
+        if name in pairs:
+            raise InputError(
+                f"{' and '.join(pairs[name].photos)}: {name} would also be the output of {image0} and {image1}"
+            )
+        saved = None if arguments.save is None else arguments.save / f"{name}.npz"
+        pairs[name] = Pair(image0, image1, folders["output"] / f"{name}.png", saved)
+        if pairs[name].picture.resolve() in inputs:
+            raise InputError(f"output: {pairs[name].picture} is an input and would be overwritten")
+    for option, folder in folders.items():
+        if folder is None:
+            continue
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{option}: expected a folder for the results of many pairs, got the file {folder}")
+        folder.mkdir(parents=True, exist_ok=True)
+    return list(pairs.values())
+
+
+def read_pairs(path: Path, folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Pairs of a list: two names in each line, with blanks between them, or a tab where names have blanks."""
+    if not path.is_file():
+        raise InputError(f"--pairs: expected a text file, got {path}" + ("" if path.exists() else ": no such file"))
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise InputError(f"--pairs: expected a text file in UTF-8, got {path}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        names = [name.strip() for name in line.split("\t")] if "\t" in line.strip() else line.split()
+        if len(names) != 2:
+            raise InputError(f"{path}, line {number}: expected two photo names, got {line.strip()!r}")
+        yield folder / names[0], folder / names[1]
+
+
+def short_names(paths: Sequence[Path]) -> dict[Path, str]:
+    """What to call each photo in the names of outputs: as short as tells all of them apart.
+
+    >>> list(short_names([Path("photos/a.jpg"), Path("photos/b.jpg")]).values())
+    ['a', 'b']
+    >>> list(short_names([Path("left/1.jpg"), Path("right/1.jpg")]).values())
+    ['left_1', 'right_1']
+    """
+
+    def joined(path: Path) -> str:
+        # Roots and drives cannot be part of a file's name.
+        return "_".join(filter(None, (part.strip("/\\:.") for part in path.parts)))
+
+    different = list(dict.fromkeys(paths))
+    ways: tuple[Callable[[Path], str], ...] = (
+        lambda path: path.stem,
+        lambda path: path.name,
+        lambda path: joined(path.with_suffix("")),
+        joined,
+    )
+    for way in ways:
+        names = {path: way(path) for path in different}
+        if len(set(names.values())) == len(different):
+            return names
+    return {path: f"{number}_{path.name}" for number, path in enumerate(different)}
+
+
+def _camera_chooser(arguments: argparse.Namespace) -> Callable[[Photo, Photo], Cameras]:
+    """The cameras of two photos, by the arguments, else by EXIF; wrong arguments raise here."""
+    from ananet.cameras import centred_camera
+
+    K0 = None if arguments.k0 is None else read_camera("--k0", arguments.k0)
+    K1 = K0 if arguments.k1 is None else read_camera("--k1", arguments.k1)
+
+    def choose(photo0: Photo, photo1: Photo) -> Cameras:
+        if K0 is not None:
+            return Cameras("given", K0, K1)
+        focal0, focal1 = photo0.exif_focal, photo1.exif_focal
+        source = "exif"
+        if arguments.focal is not None:
+            focal0, focal1, source = arguments.focal, arguments.focal, "given"
+        if focal0 is None or focal1 is None:
+            return Cameras()
+        size0, size1 = photo0.features.image_size, photo1.features.image_size
+        return Cameras(source, centred_camera(focal0, size0), centred_camera(focal1, size1))
+
+    return choose
+
+
+def _report_one(matcher: Matcher, pair: Pair, json: bool) -> int:
+    result = matcher(pair)
+    if json:
+        print_json(result)
+    elif result["overlap"]:
+        _print(result)
+    if result["overlap"]:
+        return 0
+    print(
+        f"{pair.image0} and {pair.image1} do not seem to show the same scene: "
+        f"{result['consistent']} of {result['tested']} mutual matches agree on a common geometry, as many as "
+        f"chance brings. No picture written.",
+        file=sys.stderr,
+    )
+    return NO_OVERLAP
+
+
+def _report_many(matcher: Matcher, pairs: list[Pair], json: bool) -> int:
+    from tqdm import tqdm
+
+    results = []
+    bar = tqdm(pairs, desc="match", unit="pair", disable=not sys.stderr.isatty(), leave=False)
+    for pair in bar:
+        try:
+            result = {**matcher(pair), "error": None}
+        except InputError as error:
+            result = {"photos": pair.photos, "error": str(error)}
+        results.append(result)
+        if not json:
+            with bar.external_write_mode(file=sys.stdout):
+                # At once, also into a pipe: many pairs take long.
+                print(" ".join(pair.photos) + "  " + _summary(result), flush=True)
+    if json:
+        print_json(results)
+    unreadable = sum(result["error"] is not None for result in results)
+    apart = sum(result["error"] is None and not result["overlap"] for result in results)
+    if unreadable or apart:
+        print(
+            f"of {len(results)} pairs, {apart} do not seem to show the same scene and {unreadable} could not be used",
+            file=sys.stderr,
+        )
+    return UNREADABLE if unreadable else NO_OVERLAP if apart else 0
+
+
+def _summary(result: dict[str, Any]) -> str:
+    """One pair in one line."""
+    if result["error"] is not None:
+        return f"not matched: {result['error']}"
+    if not result["overlap"]:
+        return "no overlap"
+    words = [f"{result['kept']} of {result['matches']} kept" if result["kept"] else "nothing kept"]
+    pose = result["pose"]
+    if pose:
+        words.append(f"pose with {pose['inliers']} inliers" + (", rotation only" if pose["rotation_only"] else ""))
+    return ", ".join([*words, *filter(None, (result["picture"], result["saved"]))])
+
+
+def _print(result: dict[str, Any]) -> None:
     import numpy as np
 
     print(f"keypoints  {result['keypoints'][0]} and {result['keypoints'][1]}")
-    print(f"matches    {result['matches']} putative, {result['kept']} kept by {result['pruner']}")
+    kept = f"{result['kept']} kept" if result["kept"] else "nothing kept"
+    print(f"matches    {result['matches']} putative, {kept} by {result['pruner']}")
+    cameras = result["cameras"]
+    if cameras["source"] == "exif":
+        focal0, focal1 = (round(cameras[name][0][0]) for name in ("K0", "K1"))
+        print(f"camera     focal lengths {focal0} and {focal1} px from EXIF; --focal or --k0 override it")
     pose = result["pose"]
     if pose:
         print(f"pose       {pose['estimator']} at {pose['threshold_pixels']:g} px, {pose['inliers']} inliers")
+        if pose["rotation_only"]:
+            print("           only the rotation can be trusted: the camera hardly moved")
         print("  R  " + np.array2string(np.array(pose["R"]), precision=5, suppress_small=True, prefix="  R  "))
         print("  t  " + np.array2string(np.array(pose["t"]), precision=5, suppress_small=True))
-    elif calibrated:
+    elif not result["kept"]:
+        print("pose       none: nothing was kept; another --pruner may keep more")
+    elif cameras["source"] is not None:
         print("pose       none found")
     else:
         print("pose       not estimated: give --k0 and --k1, or --focal")
     print("time       " + ", ".join(f"{step} {ms:.0f} ms" for step, ms in result["milliseconds"].items()))
     print(f"picture    {result['picture']} (green kept, red removed)")
+    if result["saved"]:
+        print(f"saved      {result['saved']}")

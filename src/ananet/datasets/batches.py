@@ -98,10 +98,12 @@ class PairBatches(Dataset[Batch]):
         without: Sequence[str] = (),
         inlier_distance: float = INLIER_DISTANCE,
         table: PairTable | None = None,
+        stream: str = "pairs",
     ) -> None:
         """Batches of all scenes but those named in `without`; the label is a distance below `inlier_distance`.
 
-        `table` is that of the pairs where it lies on the device already.
+        `table` is that of the pairs where it lies on the device already. `stream` names the random numbers: batches
+        of one seed that are used beside each other need two.
         """
         names = pairs.scene_of_pairs()
         scenes, scene_of_pair = scene_numbers(names)
@@ -114,7 +116,7 @@ class PairBatches(Dataset[Batch]):
         if not wanted:
             but = f" beside those of {', '.join(without)}, which are left out" if without else ""
             raise InputError(f"pairs: expected at least one pair{but}, got none")
-        self.settings, self.seed, self.device = settings, seed, torch.device(device)
+        self.settings, self.seed, self.device, self.stream = settings, seed, torch.device(device), stream
         self.inlier_distance = inlier_distance
         self.longest = max(lengths)
         self.table = table.to(device)
@@ -128,7 +130,7 @@ class PairBatches(Dataset[Batch]):
         """Of every problem: no more than the largest pair has."""
 
     def __getitem__(self, number: int) -> Batch:
-        draw = Draw(generator(self.device, "pairs", self.seed, number), self.settings.batch_size)
+        draw = Draw(generator(self.device, self.stream, self.seed, number), self.settings.batch_size)
         scene = draw.integer(torch.full_like(draw.ones, len(self.scene_count)))
         pair = self.order[self.scene_start[scene] + draw.integer(self.scene_count[scene])]
         return self._changed(draw, self._gather(pair))

@@ -38,7 +38,7 @@ from ananet.datasets.tables import PairTable, join, table_from_arrays
 from ananet.defaults import DETECTOR, INLIER_DISTANCE, MAX_KEYPOINTS
 from ananet.errors import InputError
 from ananet.features import Detector, NearestNeighbours, load_detector, nearest_neighbours
-from ananet.files import only_process, read_json, write_json
+from ananet.files import only_process, read_json, remove_temporaries, write_json
 
 STAGING = ".scenes"
 # Evidence of overlap must be better than the paper's loose label: about 3 px at common focal lengths.
@@ -125,6 +125,7 @@ def build_pairs(
     }
     out.mkdir(parents=True, exist_ok=True)
     with only_process(out):
+        remove_temporaries(out)
         finished = read_index(out)
         if finished is not None:
             if {key: finished.get(key) for key in made_of} != made_of:

@@ -6,7 +6,9 @@ with a subclass of `StoredPairs` or `PosedPhotos`, and one line here.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,9 +63,22 @@ class StoredPairs(Source):
         """[P] name of the scene of every pair."""
         return [pair.scene for pair in self]
 
+    def fingerprint(self) -> str:
+        """What tells these pairs from others, wherever they lie."""
+        return digest(self.scene_of_pairs())
+
     def table(self) -> PairTable:
         """All pairs as flat tensors, for training."""
         return table_of_pairs(self)
+
+
+def digest(value: Any) -> str:
+    """A short hash of anything JSON can hold.
+
+    >>> digest(["a", "b"])
+    '3554d2b8a1e34099'
+    """
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class PosedPhotos(Source):

@@ -7,7 +7,7 @@ not stored: they follow from the points and the pose.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -67,19 +67,10 @@ class PairTable:
 
     def check(self, where: str) -> None:
         """Raises where the table contradicts itself: it may come from a damaged file."""
-        for starts, values in (("image_start", self.points), ("pair_start", self.index)):
-            start = getattr(self, starts)
-            if len(start) == 0 or start[0] != 0 or start[-1] != len(values) or (start.diff() < 0).any():
-                raise InputError(f"{where}: {starts} does not fit the {len(values)} entries it divides")
+        check_starts("image_start", self.image_start, len(self.points), where)
+        check_starts("pair_start", self.pair_start, len(self.index), where)
+        check_counts({field.name: len(getattr(self, field.name)) for field in fields(self)}, where)
         keypoints, matches = self.image_start.diff(), self.pair_start.diff()
-        counts = {
-            "sizes": len(self.points), "angles": len(self.points), "image_camera": len(keypoints),
-            "image_size": len(keypoints), "pair_images": len(matches), "pair_rotation": len(matches),
-            "pair_translation": len(matches), "ratio": len(self.index), "mutual": len(self.index),
-        }  # fmt: skip
-        for name, count in counts.items():
-            if len(getattr(self, name)) != count:
-                raise InputError(f"{where}: expected {count} entries of {name}, got {len(getattr(self, name))}")
         if self.pairs and (self.pair_images.min() < 0 or self.pair_images.max() >= self.images):
             raise InputError(f"{where}: pairs refer to images that are not there")
         first, second = keypoints[self.pair_images].unbind(1)
@@ -88,6 +79,35 @@ class PairTable:
         for name in ("points", "image_camera", "image_size", "pair_rotation", "pair_translation"):
             if not getattr(self, name).isfinite().all():
                 raise InputError(f"{where}: {name} holds NaN or infinity")
+        for name, values in (("focal lengths", self.image_camera[:, :2]), ("image_size", self.image_size)):
+            if (values <= 0).any():
+                raise InputError(f"{where}: expected positive {name}, got {float(values.min()):g}")
+        if not self.pair_translation.any(dim=1).all():
+            raise InputError(f"{where}: expected translations of length 1, got 0")
+
+
+def check_starts(name: str, start: Tensor, entries: int, where: str) -> None:
+    """Raises unless `start` divides so many entries: it begins at 0, ends with them, and never goes back."""
+    # Compared as they are: a difference of two huge numbers may overflow.
+    if len(start) == 0 or start[0] != 0 or start[-1] != entries or (start[1:] < start[:-1]).any():
+        raise InputError(f"{where}: {name} does not fit the {entries} entries it divides")
+
+
+def check_counts(counts: Mapping[str, int], where: str, packed: int = 1) -> None:
+    """Raises unless the columns of a table have as many entries as belong together.
+
+    Args:
+        packed: how many mutual flags are stored together; their count is rounded up to whole ones.
+    """
+    images, pairs = counts["image_start"] - 1, counts["pair_start"] - 1
+    expected = {
+        "sizes": counts["points"], "angles": counts["points"], "image_camera": images, "image_size": images,
+        "pair_images": pairs, "pair_rotation": pairs, "pair_translation": pairs, "ratio": counts["index"],
+        "mutual": -(-counts["index"] // packed) * packed,
+    }  # fmt: skip
+    for name, count in expected.items():
+        if counts[name] != count:
+            raise InputError(f"{where}: expected {count} entries of {name}, got {counts[name]}")
 
 
 def join(tables: Sequence[PairTable]) -> PairTable:

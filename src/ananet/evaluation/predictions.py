@@ -130,8 +130,11 @@ def read_predictions(path: str | Path) -> Predictions:
         names, fingerprints, versions = header["pairs"], header["fingerprints"], header["versions"]
     except InputError:
         raise
-    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        # An AttributeError: numpy knows fewer kinds of numbers than safetensors.
         raise InputError(f"predictions: {path} cannot be read ({error})") from None
+    if not isinstance(versions, dict):
+        raise InputError(f"predictions: {path} cannot be read (expected versions by package, got {versions!r})")
     _check_consistent(path, start, mask, logits, names, fingerprints)
     answers = [Prediction(mask[a:b], logits[a:b]) for a, b in pairwise(start.tolist())]
     return Predictions(origin, names, fingerprints, answers, versions)
@@ -143,9 +146,9 @@ def _check_consistent(
     lists = (names, fingerprints)
     good = all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in lists)
     good = good and start.ndim == mask.ndim == logits.ndim == 1
-    good = good and mask.dtype == np.bool_ and logits.dtype == np.float32
+    good = good and start.dtype == np.int64 and mask.dtype == np.bool_ and logits.dtype == np.float32
     good = good and len(start) - 1 == len(names) == len(fingerprints) and len(mask) == len(logits)
-    good = good and start[0] == 0 and start[-1] == len(mask) and bool((np.diff(start) >= 0).all())
+    good = good and start[0] == 0 and start[-1] == len(mask) and bool((start[1:] >= start[:-1]).all())
     if not good or not np.isfinite(logits).all():
         raise InputError(f"predictions: {path} contradicts itself: its pairs and matches do not fit each other")
 
@@ -242,15 +245,17 @@ class PredictionStore:
         """Join the parts of every pruner to one file."""
         for pruner in self.origins if self.folder is not None else ():
             parts = self._parts(pruner)
-            if (joined := _read_parts(parts)) is not None:
+            # Parts beside a file that is complete were being removed when the process ended: there may be few left.
+            if not self._file(pruner).exists() and (joined := _read_parts(parts)) is not None:
                 write_predictions(self._file(pruner), joined)
+            if self._file(pruner).exists() and parts.is_dir():
                 shutil.rmtree(parts)
 
 
 def _read_parts(folder: Path) -> Predictions | None:
     """Predictions for the first so many pairs, from files that follow each other; None where there are none."""
     parts: list[Predictions] = []
-    for path in sorted(folder.glob("[0-9]*.safetensors")):
+    for path in sorted(folder.glob("[0-9]" * 8 + ".safetensors")):
         if int(path.stem) != sum(map(len, parts)):
             break
         parts.append(read_predictions(path))

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ananet.networks import Network
 
-Engine = Callable[[Tensor, Tensor | None], Tensor]
-"""([B x N x channels] matches, [B] lengths or None) to [B x N] logits, 0 at padding."""
+Progress = Callable[[int, int], object]
+"""Called with how many steps are done, and how many there are."""
+
+
+class Engine(Protocol):
+    """([B x N x channels] matches, [B] lengths or None) to [B x N] logits, 0 at padding.
+
+    A slow engine calls `progress` after each of its steps; a quick one may ignore it.
+    """
+
+    def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor: ...
+
 
 # By name of the network: "module:function" of (network, device) that gives an engine.
 FAST_ENGINES = {"ananet": "ananet.inference.ananet:engine"}
@@ -32,12 +43,13 @@ class PlainEngine:
         self.network = network.eval().to(device)
 
     @torch.inference_mode()
-    def __call__(self, matches: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor:
         """Logits of being an inlier, [B x N]; 0 at padding.
 
         Args:
             matches: [B x N x channels].
             lengths: [B] how many matches of each pair are real, the first ones; None if all are.
+            progress: not called, since a network of any kind is one step.
         """
         if lengths is None:
             return self.network(matches, None)

@@ -48,6 +48,9 @@ def load_network(path: str | Path) -> tuple[Network, dict[str, Any]]:
         raise InputError(f"weights: {path} has a broken header ({error!r})") from None
     if not isinstance(card, dict):
         raise InputError(f"weights: {path} has a broken header: expected a card of names and values, got {card!r}")
+    for name, own in network.state_dict().items():
+        if tensors[name].is_complex() or (own.is_floating_point() and not tensors[name].is_floating_point()):
+            raise InputError(f"weights: {path}: expected floating-point numbers in {name}, got {tensors[name].dtype}")
     broken = [name for name, value in tensors.items() if not value.float().isfinite().all()]
     if broken:
         raise InputError(f"weights: {path} holds NaN or infinity in {', '.join(broken)}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,10 @@ from torch import Tensor
 from ananet.correspondences import Array, Correspondences
 from ananet.errors import InputError
 
+# Where threads of torch and OpenCV may have been started.
+_home_process = os.getpid()
+# What lies farther from the median than this many pixels is no place of an image.
+LARGEST_DISTANCE = 1e6
 # Classical pruners express how clearly a match passed or failed as a logit within these limits.
 LARGEST_LOGIT = 10.0
 
@@ -62,6 +68,7 @@ class Pruner(ABC):
             points0, points1: [N x 2] pixel coordinates, or one `Correspondences` in their place.
             given: K0 and K1, or size0 and size1; optionally ratio, mutual and scores. See `Correspondences`.
         """
+        stay_on_one_thread_if_forked()
         return self.batch([as_correspondences(points0, points1, given)])[0]
 
     def __repr__(self) -> str:
@@ -85,7 +92,23 @@ def as_correspondences(
     return points0
 
 
+def stay_on_one_thread_if_forked() -> None:
+    """Let torch and OpenCV work on one thread in a process that was forked.
+
+    A fork copies the calling thread alone: whoever waits for the other threads of its parent waits forever.
+    """
+    global _home_process
+    if os.getpid() == _home_process:
+        return
+    _home_process = os.getpid()
+    torch.set_num_threads(1)
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(1)
+
+
 def check_pairs(pairs: Sequence[Correspondences]) -> None:
+    """What every `batch` does first."""
+    stay_on_one_thread_if_forked()
     if not isinstance(pairs, Sequence):
         raise InputError(f"pairs: expected a list of Correspondences, got {type(pairs).__name__}")
     for number, pair in enumerate(pairs):
@@ -103,6 +126,22 @@ def answer(pair: Correspondences, logits: Tensor, decision: float) -> Pruned:
     if pair.given_as_numpy:
         return Pruned(mask.cpu().numpy(), scores.cpu().numpy(), logits.cpu().numpy())
     return Pruned(mask, scores, logits)
+
+
+def logits_of_possible(matches: Correspondences, logits: Callable[[Correspondences], Tensor]) -> Tensor:
+    """[N] logits of the matches that may lie in an image, which the others have no part in; those are wrong.
+
+    A match far outside overflows single precision, and with it the verdict on all others.
+    """
+    possible = torch.ones(len(matches), dtype=torch.bool, device=matches.points0.device)
+    for points in (matches.points0, matches.points1):
+        possible &= ((points - points.median(dim=0).values).abs() <= LARGEST_DISTANCE).all(dim=1)
+    if possible.all():
+        return logits(matches)
+    answer = torch.full(possible.shape, -LARGEST_LOGIT, dtype=torch.float64, device=possible.device)
+    if possible.any():
+        answer[possible] = logits(matches[possible]).to(answer)
+    return answer
 
 
 def margin(limit: Tensor | float, value: Tensor) -> Tensor:

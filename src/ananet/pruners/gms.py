@@ -14,9 +14,11 @@ from torch import Tensor
 
 from ananet.checks import check_positive
 from ananet.correspondences import Correspondences
-from ananet.pruners.base import LARGEST_LOGIT, Pruner
+from ananet.pruners.base import LARGEST_LOGIT, Pruner, logits_of_possible
 
 CELLS = 20
+# Without image sizes, points this many times the extent of most of them away do not stretch the grid.
+FARTHEST = 5.0
 SCALES = (1.0, 1 / 2, 1 / np.sqrt(2), np.sqrt(2), 2.0)
 SHIFTS = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (0.5, 0.5))
 # The eight neighbours of a cell, clockwise from the top left, and the cell itself last.
@@ -43,6 +45,9 @@ class GMS(Pruner):
         self.rotations = ROTATIONS if rotation else ROTATIONS[:1]
 
     def logits(self, matches: Correspondences) -> Tensor:
+        return logits_of_possible(matches, self._logits)
+
+    def _logits(self, matches: Correspondences) -> Tensor:
         points0, points1 = matches.numpy_points()
         unit0 = _to_unit_square(points0, matches.size0)
         unit1 = _to_unit_square(points1, matches.size1)
@@ -85,9 +90,19 @@ def _to_unit_square(points: np.ndarray, size: tuple[float, float] | None) -> np.
     """Points over the image size, in OpenCV's single precision: whole pixels often fall on cell borders."""
     if size is not None:
         return (points / np.array(size)).astype(np.float32)
-    low = points.min(axis=0)
+    low, high = _extent(points)
     # One pixel more than the extent, so that the largest coordinate falls inside the last cell.
-    return ((points - low) / (points.max(axis=0) - low + 1)).astype(np.float32)
+    return ((points - low) / (high - low + 1)).astype(np.float32)
+
+
+def _extent(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Smallest and largest coordinates, but for a few far from all others, which would leave these a single cell."""
+    low = np.percentile(points, 10, axis=0, method="higher")
+    high = np.percentile(points, 90, axis=0, method="lower")
+    reach = FARTHEST * np.maximum(high - low, 0) + 1
+    near = ((points >= low - reach) & (points <= high + reach)).all(axis=1)
+    usual = points[near] if near.any() else points
+    return usual.min(axis=0), usual.max(axis=0)
 
 
 def _cell_index(unit: np.ndarray, cells: int, shift: tuple[float, float]) -> np.ndarray:

@@ -14,7 +14,7 @@ from ananet.checks import check_probability, is_number
 from ananet.correspondences import Correspondences
 from ananet.devices import choose_device
 from ananet.errors import InputError
-from ananet.inference import engine_for
+from ananet.inference import Progress, engine_for
 from ananet.networks import Network, load_network
 from ananet.networks.input import network_input, within_view
 from ananet.pruners.base import LARGEST_LOGIT, Pruned, Pruner, answer, check_pairs
@@ -57,6 +57,8 @@ class LearnedPruner(Pruner):
         self.card = card or {}
         self.decision = math.log(threshold / (1 - threshold))
         self.conflict_odds = conflict_odds
+        self.progress: Progress | None = None
+        """Called with steps done and all steps of a call, where the network runs slowly enough to have steps."""
         self.device = choose_device(device)
         self.network = network.to(self.device)
         self.engine = engine_for(network, self.device)
@@ -74,41 +76,50 @@ class LearnedPruner(Pruner):
         return cls(network, device, threshold, conflict_odds, name=Path(path).stem, card=card)
 
     def logits(self, matches: Correspondences) -> Tensor:
-        return self._logits([matches])[0]
+        return self._logits([matches], self.progress)[0]
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         check_pairs(pairs)
         # Where there is nothing to score, cameras or sizes may be missing too.
         empty = {number: pair for number, pair in enumerate(pairs) if len(pair) == 0}
         answers = {number: answer(pair, pair.points0[:, 0], self.decision) for number, pair in empty.items()}
-        for group in groups_of_similar_size([len(pair) for pair in pairs], MATCHES_AT_ONCE):
-            for index, logits in zip(group, self._logits([pairs[i] for i in group]), strict=True):
+        groups = list(groups_of_similar_size([len(pair) for pair in pairs], MATCHES_AT_ONCE))
+        for number, group in enumerate(groups):
+            found = self._logits([pairs[i] for i in group], self._progress_of_group(number, len(groups)))
+            for index, logits in zip(group, found, strict=True):
                 answers[index] = answer(pairs[index], logits, self.decision)
         return [answers[index] for index in range(len(pairs))]
 
-    def _logits(self, pairs: Sequence[Correspondences]) -> list[Tensor]:
+    def _progress_of_group(self, number: int, count: int) -> Progress | None:
+        """What counts steps of one group among those of all."""
+        progress = self.progress
+        if progress is None:
+            return None
+        return lambda done, steps: progress(number * steps + done, count * steps)
+
+    def _logits(self, pairs: Sequence[Correspondences], progress: Progress | None) -> list[Tensor]:
         """The logits of several pairs in one pass, padded to the longest.
 
         Matches out of view are not shown to the network, and are wrong.
         """
         inputs = [network_input(pair, self.network.settings.side) for pair in pairs]
         inside = [within_view(pair, x[:, :4]) for pair, x in zip(pairs, inputs, strict=True)]
-        found = self._scored([x[seen].to(self.device) for x, seen in zip(inputs, inside, strict=True)])
+        found = self._scored([x[seen].to(self.device) for x, seen in zip(inputs, inside, strict=True)], progress)
         wrong = min(-LARGEST_LOGIT, self.decision)
         return [
             torch.full(seen.shape, wrong, device=self.device).masked_scatter_(seen.to(self.device), logits)
             for seen, logits in zip(inside, found, strict=True)
         ]
 
-    def _scored(self, inputs: list[Tensor]) -> list[Tensor]:
+    def _scored(self, inputs: list[Tensor], progress: Progress | None) -> list[Tensor]:
         """[N] logits of each [N x channels] input."""
         if len(inputs) == 1:
             alone = inputs[0][None]
-            return list(doubt_conflicting(self.engine(alone, None), alone, self.conflict_odds))
+            return list(doubt_conflicting(self.engine(alone, None, progress), alone, self.conflict_odds))
         lengths = torch.tensor([len(x) for x in inputs], device=self.device)
         padded = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
         mask = torch.arange(padded.shape[1], device=self.device) < lengths[:, None]
-        logits = doubt_conflicting(self.engine(padded, lengths), padded, self.conflict_odds, mask)
+        logits = doubt_conflicting(self.engine(padded, lengths, progress), padded, self.conflict_odds, mask)
         return [row[: len(x)] for row, x in zip(logits, inputs, strict=True)]
 
 

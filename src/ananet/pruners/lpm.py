@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ananet.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.pruners.base import Pruner, margin
+from ananet.pruners.base import Pruner, logits_of_possible, margin
 
 # FLANN's single k-d tree, which searches exactly; OpenCV has no name for it.
 EXACT_TREE = 4
@@ -41,6 +41,9 @@ class LPM(Pruner):
         self.neighbours, self.agreement, self.limits = neighbours, agreement, limits
 
     def logits(self, matches: Correspondences) -> Tensor:
+        return logits_of_possible(matches, self._logits)
+
+    def _logits(self, matches: Correspondences) -> Tensor:
         everyone = torch.ones(len(matches), dtype=torch.bool, device=matches.points0.device)
         first = self._cost(matches, everyone)
         second = self._cost(matches, first < self.limits[0])
@@ -78,7 +81,7 @@ def nearest_candidates(points: Tensor, candidates: Tensor, k: int) -> Tensor:
 
     pool = candidates.nonzero()[:, 0].cpu().numpy()
     # Centred, since the tree works in single precision.
-    place = (points - points.mean(0)).detach().cpu().numpy().astype(np.float32)
+    place = (points - points.median(dim=0).values).detach().cpu().numpy().astype(np.float32)
     tree = cv2.flann.Index(place[pool], {"algorithm": EXACT_TREE})
     # One more than asked for, since a candidate finds itself; whoever does not drops the farthest instead.
     found, _ = tree.knnSearch(place, k + 1, params={"checks": -1})

@@ -9,7 +9,7 @@ from ananet import geometry
 from ananet.correspondences import Correspondences
 from ananet.defaults import THRESHOLD_PIXELS
 from ananet.estimators import load_estimator
-from ananet.pruners.base import LARGEST_LOGIT, Pruner, margin
+from ananet.pruners.base import LARGEST_LOGIT, Pruner, logits_of_possible, margin
 
 
 class RobustPruner(Pruner):
@@ -25,6 +25,9 @@ class RobustPruner(Pruner):
         self.estimator = load_estimator(self.estimator_name, threshold=threshold)
 
     def logits(self, matches: Correspondences) -> Tensor:
+        return logits_of_possible(matches, self._logits)
+
+    def _logits(self, matches: Correspondences) -> Tensor:
         F = self._fundamental(matches)
         if F is None:
             return torch.full((len(matches),), -LARGEST_LOGIT)

@@ -6,6 +6,7 @@ Batches follow from the seed and the step alone, so these are all a run needs to
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from ananet.checks import is_number
 from ananet.errors import InputError
 from ananet.files import save_tensors
 
@@ -42,16 +44,44 @@ def load_checkpoint(
     """Fill network, average and optimiser; returns the step reached and the notes."""
     header, tensors = read_checkpoint(path)
     try:
+        for name, value in tensors.items():
+            if value.is_complex() or not value.isfinite().all():
+                raise ValueError(f"{name}: expected finite real numbers, got others")
         for prefix, module in (("network", network), ("average", average)):
-            module.load_state_dict(_under(tensors, prefix))
+            found = _under(tensors, prefix)
+            for name, own in module.state_dict().items():
+                if found[name].dtype != own.dtype:
+                    raise ValueError(f"{prefix}/{name}: expected {own.dtype}, got {found[name].dtype}")
+            module.load_state_dict(found)
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in _under(tensors, "optimizer").items():
             number, key = name.split("/")
             state.setdefault(int(number), {})[key] = value
+        _check_state(state, optimizer)
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     except (RuntimeError, ValueError, KeyError) as error:
         raise InputError(f"checkpoint: {path} does not fit the run ({error})") from None
     return header["step"], header["notes"]
+
+
+def _check_state(state: dict[int, dict[str, Tensor]], optimizer: torch.optim.Optimizer) -> None:
+    """The optimiser takes any state and fails in its next step."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    unknown = sorted(set(state) - set(range(len(parameters))))
+    if unknown:
+        raise ValueError(f"optimizer: expected states of {len(parameters)} parameters, got one of number {unknown[0]}")
+    for number, values in state.items():
+        for key, value in values.items():
+            shape = torch.Size() if key == "step" else parameters[number].shape
+            if not value.is_floating_point() or value.shape != shape or (key == "step" and value < 0):
+                expected = "a number of at least 0" if key == "step" else f"numbers of shape {tuple(shape)}"
+                raise ValueError(f"optimizer/{number}/{key}: expected {expected}, got other values")
+    first = 0
+    for group in optimizer.param_groups:
+        numbers = range(first, first + len(group["params"]))
+        if len({frozenset(state[number]) for number in numbers if number in state}) > 1:
+            raise ValueError("optimizer: expected states with the same entries, some have more than others")
+        first = numbers.stop
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -64,9 +94,11 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise InputError(f"checkpoint: {path} cannot be read ({error})") from None
     try:
         header = json.loads(metadata["checkpoint"])
-        good = isinstance(header["step"], int) and isinstance(header["settings"], dict)
-        good &= isinstance(header["notes"], dict) and {"best", "seconds"} <= set(header["notes"])
-    except (KeyError, TypeError, ValueError, RecursionError):
+        best, seconds = header["notes"]["best"], header["notes"]["seconds"]
+        good = type(header["step"]) is int and header["step"] >= 0 and isinstance(header["settings"], dict)
+        good &= is_number(seconds) and 0 <= seconds < math.inf
+        good &= best is None or (all(map(is_number, best.values())) and "average_precision" in best)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         good = False
     if not good:
         raise InputError(f"checkpoint: {path} is not a checkpoint of a training run")

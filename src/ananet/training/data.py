@@ -28,7 +28,9 @@ class BatchSource:
         self.usual = MixedBatches(settings, settings.batches, pairs, device)
         self.small: MixedBatches | None = None
         if settings.small_batches is not None and settings.small_share:
-            self.small = MixedBatches(settings, settings.small_batches, pairs, device, table_of=self.usual)
+            self.small = MixedBatches(
+                settings, settings.small_batches, pairs, device, table_of=self.usual, stream_prefix="small "
+            )
 
     def draw(self, step: int) -> tuple[Batch, bool]:
         """The batch of a step, and whether it is full: without padding the network takes a shorter road."""
@@ -54,15 +56,17 @@ class MixedBatches:
         pairs: StoredPairs | None,
         device: torch.device,
         table_of: MixedBatches | None = None,
+        stream_prefix: str = "",
     ) -> None:
         """
         Args:
             table_of: another mix of the same pairs, whose table on the device serves both.
+            stream_prefix: of the names of its random streams: mixes of one seed have streams of their own.
         """
         total = batches.batch_size
         share = settings.synthetic_share if pairs is not None else 1.0
         self.steps_at_once = max(1, PROBLEMS_AT_ONCE // total) if device.type == "cuda" else 1
-        self.settings, self.device = settings, device
+        self.stream_prefix, self.settings, self.device = stream_prefix, settings, device
         self.synthetic = round(share * total)
         self.real: PairBatches | None = None
         matches = batches.matches
@@ -77,6 +81,7 @@ class MixedBatches:
                 without=left_out,
                 inlier_distance=settings.inlier_distance,
                 table=table_of.real.table if table_of is not None and table_of.real is not None else None,
+                stream=f"{stream_prefix}pairs",
             )
             matches = self.real.matches
         self.problems = SyntheticSettings(matches=matches, fewest_matches=min(batches.fewest or matches, matches))
@@ -99,7 +104,7 @@ class MixedBatches:
         if self.synthetic:
             problems = synthesize(
                 self.synthetic * self.steps_at_once,
-                generator(self.device, "synthetic", self.settings.seed, number),
+                generator(self.device, f"{self.stream_prefix}synthetic", self.settings.seed, number),
                 self.problems,
                 self.settings.inlier_distance,
             )

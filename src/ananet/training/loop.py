@@ -10,7 +10,6 @@ Several processes (torchrun) each draw their own batches and share gradients.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import math
 import os
@@ -133,7 +132,9 @@ class Trainer:
             fused=device.type == "cuda",
         )
         self.step = 0
-        self.notes: dict[str, Any] = {"best": None, "seconds": 0.0, "data": _fingerprint(self.pairs)}
+        self.notes: dict[str, Any] = {"best": None, "seconds": 0.0, "data": None}
+        if self.pairs is not None:
+            self.notes["data"] = self.pairs.fingerprint()
         run.mkdir(parents=True, exist_ok=True)
         if (run / LAST).exists():
             _same_run(run / LAST, settings, self.notes["data"])
@@ -318,13 +319,6 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {name}"
     return f"{seconds:.0f} s"
-
-
-def _fingerprint(pairs: StoredPairs | None) -> str | None:
-    """What tells one set of pairs from another, wherever they lie."""
-    if pairs is None:
-        return None
-    return hashlib.sha256("\n".join(pairs.scene_of_pairs()).encode()).hexdigest()[:16]
 
 
 def _same_run(path: Path, settings: TrainSettings, data: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,6 +75,13 @@ class TrainSettings(Settings):
     def check(self) -> None:
         for name in ("steps", "validate_every", "checkpoint_every", "log_every"):
             check_whole_number(name, getattr(self, name), 1)
+        for name in ("warmup", "geometric_from"):
+            check_whole_number(name, getattr(self, name), 0)
+        for name in ("weight_decay", "geometric_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name}: expected at least 0, got {getattr(self, name)}")
+        if not self.clip_gradient > 0:
+            raise InputError(f"clip_gradient: expected a number above 0, got {self.clip_gradient}")
         check_whole_number("seed", self.seed, 0, 2**63 - 1)
         for name in ("synthetic_share", "small_share", "side_dropout", "balance", "averaging"):
             check_share(name, getattr(self, name))
@@ -93,9 +101,10 @@ class TrainSettings(Settings):
         if not path.is_file():
             raise InputError(f"settings: no file {path}")
         try:
-            return cls.from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
             raise InputError(f"settings: {path} is not TOML ({error})") from None
+        return cls.from_dict(values)
 
     def changed(self, **values: Any) -> Self:
         """The same settings with some changed; None leaves one as it is."""

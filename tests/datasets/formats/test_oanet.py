@@ -181,6 +181,35 @@ def test_broken_dumps(tmp_path: Path) -> None:
         OANetDump(path)
 
 
+def test_datasets_that_are_none_or_too_large(tmp_path: Path) -> None:
+    path = tmp_path / "dump.hdf5"
+    write_by_hand(path, pairs=5)
+    with h5py.File(path, "a") as file:
+        for name in ("xs/0", "Rs/1", "ys/2", "ts/3"):
+            del file[name]
+        # A few bytes that claim four terabytes.
+        file.create_dataset("xs/0", (2**40,), "f4", chunks=True)
+        file.create_group("Rs/1")
+        file["ys/2"] = ["text"] * COUNT
+        file["ts/3"] = np.array([0, np.nan, 1])
+    dump = OANetDump(path)
+    for number, message in (
+        (0, "xs/0: expected at most"),
+        (1, "expected a dataset Rs/1"),
+        (2, "a damaged one"),
+        (3, "finite pose of pair 3"),
+    ):
+        with pytest.raises(InputError, match=message):
+            dump[number]
+    assert dump[4].name == "4"
+    dump.close()
+    with h5py.File(path, "a") as file:
+        del file["ratios"]
+        file["ratios"] = np.zeros(3)
+    with pytest.raises(InputError, match="missing ratios"):
+        OANetDump(path)
+
+
 def test_splits() -> None:
     assert len(YFCC_TEST_SCENES) == 4 and len(SUN3D_TEST_SCENES) == 15
     assert SUN3D_TEST_SCENES[5] == "te-hotel1" and SUN3D_TEST_SCENES[-1] == "te-mit5"
@@ -243,6 +272,33 @@ def _drop_rotation(folder: Path) -> None:
         del file["R"]
 
 
+def _turn_camera_around(folder: Path) -> None:
+    with h5py.File(folder / "camera1.h5", "a") as file:
+        file["K"][0, 0] = -500
+
+
+def _harm_camera(folder: Path) -> None:
+    (folder / "camera1.h5").write_bytes(b"text")
+
+
+def _cut_rotation(folder: Path) -> None:
+    with h5py.File(folder / "camera1.h5", "a") as file:
+        del file["R"]
+        file["R"] = np.eye(2)
+
+
+def _write_words(folder: Path) -> None:
+    (folder / "visibility1.txt").write_text("1\nmany\n2\n")
+
+
+def _write_no_text(folder: Path) -> None:
+    (folder / "images.txt").write_bytes(b"\xff\xfe")
+
+
+def _name_what_is_no_file(folder: Path) -> None:
+    (folder / "visibility.txt").write_text("visibility0.txt\nvisibility1.txt\n" + "9" * 5000)
+
+
 def _drop_number(folder: Path) -> None:
     (folder / "visibility1.txt").write_text("1\n2\n")
 
@@ -256,8 +312,14 @@ def _drop_list(folder: Path) -> None:
     [
         (_drop_line, "as many images as calibrations"),
         (_drop_camera, "camera1.h5: no such file"),
-        (_drop_rotation, "camera1.h5: expected K"),
+        (_drop_rotation, "camera1.h5: expected a dataset R, there is none"),
+        (_turn_camera_around, "camera1.h5: expected positive focal lengths"),
+        (_harm_camera, "camera1.h5 is not an HDF5 file, or a damaged one"),
+        (_cut_rotation, r"camera1.h5: expected K \(3, 3\)"),
         (_drop_number, "expected 3 numbers, got 2"),
+        (_write_words, "visibility1.txt: expected numbers"),
+        (_write_no_text, "images.txt: expected a text file"),
+        (_name_what_is_no_file, "no such file"),
         (_drop_list, "images.txt: no such file"),
     ],
 )

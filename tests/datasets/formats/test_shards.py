@@ -1,6 +1,7 @@
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -8,6 +9,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ananet import InputError
 from ananet.datasets.formats.shards import (
@@ -148,6 +150,8 @@ def test_wrong_indices(tmp_path):
         (good | {"scenes": None}, "expected scenes with names"),
         (good | {"scenes": [{"name": "a", "pairs": "many", "images": []}]}, "expected scenes with names"),
         (good | {"scenes": [{"name": "a", "pairs": 1, "images": [1]}]}, "expected scenes with names"),
+        (good | {"scenes": [{"name": "a", "pairs": -1, "images": []}]}, "expected scenes with names"),
+        (good | {"scenes": [{"name": "a", "pairs": True, "images": []}]}, "expected scenes with names"),
     ):
         (tmp_path / INDEX).write_text(json.dumps(wrong))
         with pytest.raises(InputError, match=message):
@@ -180,6 +184,95 @@ def test_damaged_numbers_are_told(folder):
         pairs[5]
     with pytest.raises(InputError, match="matches refer to keypoints that are not there"):
         pairs.table()
+
+
+def test_index_and_shards_count_the_same_images(folder):
+    index = read_index(folder)
+    index["scenes"][1]["images"].append("more.jpg")
+    write_index(folder, index)
+    with pytest.raises(InputError, match="names 8 images, the shards hold 7"):
+        PairShards(folder)
+
+
+def rewrite(path, **changed) -> None:
+    """The same shard with some columns as they should not be."""
+    tensors = {name: value.clone() for name, value in load_file(path).items()}
+    save_file(tensors | changed, path, {"format": f"{FORMAT} {VERSION}"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"points": torch.zeros(10, 3)}, r"expected points as F32 of shape \(N, 2\), got F32 of shape \(10, 3\)"),
+        ({"points": torch.zeros(10, 2).double()}, "expected points as F32"),
+        ({"index": torch.zeros(10, 1, dtype=torch.int16)}, "expected index as I16"),
+        ({"image_start": torch.tensor([[0, 5, 10]])}, "expected image_start as I64"),
+        ({"more": torch.zeros(1)}, r"beside them: \['more'\]"),
+        ({"angles": torch.zeros(9).half()}, "expected 10 entries of angles, got 9"),
+        ({"mutual": torch.zeros(3, dtype=torch.uint8)}, "expected 16 entries of mutual, got 24"),
+        ({"image_start": torch.tensor([0, 12, 10])}, "image_start does not fit"),
+        ({"image_start": torch.tensor([0, -(2**63), 10])}, "image_start does not fit"),
+        ({"pair_start": torch.tensor([0, 5, 11])}, "pair_start does not fit"),
+        ({"pair_start": torch.tensor([5, 5, 10])}, "pair_start does not fit"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_columns_that_contradict_each_other_are_told_when_a_shard_is_opened(folder, changed, message):
+    rewrite(folder / "pairs-001.safetensors", **changed)
+    for read in (PairShards, lambda folder: read_table(folder / "pairs-001.safetensors")):
+        with pytest.raises(InputError, match=message):
+            read(folder)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"pair_images": torch.tensor([[-1, 1], [1, 0]], dtype=torch.int32)}, "images that are not there"),
+        ({"pair_images": torch.tensor([[0, 2], [1, 0]], dtype=torch.int32)}, "images that are not there"),
+        ({"index": torch.full((10,), -1, dtype=torch.int16)}, "keypoints that are not there"),
+        ({"index": torch.full((10,), 5, dtype=torch.int16)}, "keypoints that are not there"),
+        ({"pair_start": torch.tensor([0, 6, 10])}, "keypoints that are not there"),
+        ({"pair_translation": torch.zeros(2, 3)}, "no pose|length 1, got 0"),
+        ({"pair_rotation": torch.full((2, 3, 3), float("nan"))}, "no pose|NaN"),
+        ({"image_camera": torch.zeros(2, 4)}, "pair 0: K0: expected positive|positive focal lengths"),
+        ({"image_size": torch.zeros(2, 2)}, "pair 0: size0: expected|positive image_size"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_no_pair_reads_what_is_not_its_own(folder, changed, message):
+    rewrite(folder / "pairs-001.safetensors", **changed)
+    pairs = PairShards(folder)
+    assert len(pairs[0].matches) == 13, "the others can be read"
+    with pytest.raises(InputError, match=message):
+        pairs[5]
+    with pytest.raises(InputError, match=message):
+        pairs.table()
+
+
+def test_a_pair_of_another_scene_is_told(folder):
+    images = load_file(folder / "pairs-000.safetensors")["pair_images"].clone()
+    images[0, 1] = 4
+    rewrite(folder / "pairs-000.safetensors", pair_images=images)
+    with pytest.raises(InputError, match="pair 0 refers to images of another scene than 'a'"):
+        PairShards(folder)[0]
+
+
+def test_fingerprints_tell_builds_apart_wherever_they_lie(folder, tmp_path_factory):
+    was = PairShards(folder).fingerprint()
+    moved = tmp_path_factory.mktemp("elsewhere") / "pairs"
+    shutil.copytree(folder, moved)
+    index = read_index(moved)
+    scenes = index["scenes"]
+    write_index(moved, index | {"source": "/else", "scenes": [scene | {"source": "/else"} for scene in scenes]})
+    assert PairShards(moved).fingerprint() == was
+    other = [scene | {"images": [f"x{name}" for name in scene["images"]]} for scene in scenes]
+    for changed in (
+        {"settings": {"max_keypoints": 9}},
+        {"scenes": [scene | {"matches": 9} for scene in scenes]},
+        {"scenes": other},
+    ):
+        write_index(moved, index | changed)
+        assert PairShards(moved).fingerprint() != was
 
 
 def test_shards_are_read_without_opencv(folder):

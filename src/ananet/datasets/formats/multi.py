@@ -69,11 +69,12 @@ def read_case(folder: str | Path) -> LabelledPair:
         raise InputError(f"folder: expected two JPEG files in {folder}, got {len(photos)}")
     keypoints0 = _read_table(folder / "1key_location.txt", columns=2, counted=True)
     keypoints1 = _read_table(folder / "2key_location.txt", columns=2, counted=True)
-    index = _read_table(folder / "match_idx.txt", columns=2, counted=False).astype(np.int64)
+    index = _read_table(folder / "match_idx.txt", columns=2, counted=False)
     truth = _read_table(folder / "gt_location.txt", columns=4, counted=True)
     largest = np.array([len(keypoints0), len(keypoints1)]) - 1
-    if (index < 0).any() or (index > largest).any():
+    if (index < 0).any() or (index > largest).any() or (index % 1 != 0).any():
         raise InputError(f"{folder / 'match_idx.txt'}: expected indices up to {largest.tolist()}, got others")
+    index = index.astype(np.int64)
 
     points0, points1 = keypoints0[index[:, 0]], keypoints1[index[:, 1]]
     sizes = [read_image(photo).shape[1::-1] for photo in photos]

@@ -11,7 +11,8 @@ The dumps of all descriptors (sift-2000, superpoint-1024) and of all splits shar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +42,8 @@ SUN3D_TEST_SCENES = (
 )
 # Pairs of a raw scene count if more than so many 3D points are seen in both images.
 FEWEST_COMMON_POINTS = 50
+# Of one pair, or of one camera: more than any image has keypoints.
+MOST_NUMBERS = 2**24
 # OANet's own seed: the same pairs are drawn from a scene as its authors drew.
 PAIR_SEED = 1234
 
@@ -68,10 +71,13 @@ class OANetDump(StoredPairs):
         super().__init__(Path(path))
         self.scenes = tuple(scenes)
         self._file: Any = None
-        missing = [group for group in GROUPS if group not in self._open()]
-        if missing:
-            raise InputError(f"path: expected the groups {', '.join(GROUPS)} in {path}, missing {', '.join(missing)}")
-        self._length = len(self._open()["xs"])
+        with _readable(self.path):
+            file = self._open()
+            missing = [group for group in GROUPS if file.get(group, getclass=True) is not _import_h5py().Group]
+            if missing:
+                expected = f"the groups {', '.join(GROUPS)} in {path}"
+                raise InputError(f"path: expected {expected}, missing {', '.join(missing)}")
+            self._length = len(file["xs"])
         if scenes and self._length % len(scenes):
             raise InputError(f"scenes: expected equally many pairs of {len(scenes)} scenes, got {self._length} pairs")
 
@@ -80,10 +86,8 @@ class OANetDump(StoredPairs):
             h5py = _import_h5py()
             if not self.path.is_file():
                 raise InputError(f"path: no such file: {self.path}")
-            try:
+            with _readable(self.path):
                 self._file = h5py.File(self.path, "r")
-            except OSError as error:
-                raise InputError(f"path: {self.path} is not an HDF5 file ({error})") from None
         return self._file
 
     def __getstate__(self) -> dict[str, Any]:
@@ -115,13 +119,15 @@ class OANetDump(StoredPairs):
         return self.scenes[number * len(self.scenes) // len(self)] if self.scenes else ""
 
     def _read(self, index: int, scene: str) -> LabelledPair:
-        values = {group: self._values(group, index) for group in GROUPS}
+        values = {group: _numbers(self.path, self._open(), f"{group}/{index}") for group in GROUPS}
         count = values["xs"].size // 4
         expected = {"xs": 4 * count, "ys": count, "ratios": count, "mutuals": count, "Rs": 9, "ts": 3}
         expected |= {"f1s": 2, "f2s": 2, "cx1s": 1, "cy1s": 1, "cx2s": 1, "cy2s": 1}
         for group, size in expected.items():
             if values[group].size != size:
                 raise InputError(f"{self.path}, {group}/{index}: expected {size} numbers, got {values[group].size}")
+        if not (np.isfinite(values["Rs"]).all() and np.isfinite(values["ts"]).all()):
+            raise InputError(f"{self.path}: expected a finite pose of pair {index}, got NaN or infinity")
         K0, K1 = (camera_matrix(*values[f"f{n}s"], *values[f"cx{n}s"], *values[f"cy{n}s"]) for n in (1, 2))
         rays = values["xs"].reshape(count, 4)
         matches = Correspondences(
@@ -144,11 +150,27 @@ class OANetDump(StoredPairs):
             scene,
         )
 
-    def _values(self, group: str, index: int) -> np.ndarray:
-        """A dataset as a flat float64 array."""
-        data = self._open()[group].get(str(index))
-        if data is None:
-            raise InputError(f"{self.path}: expected a dataset {group}/{index}, there is none")
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turns what HDF5 says of a damaged file into a clear error."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"path: {path} is not an HDF5 file, or a damaged one ({error})") from None
+
+
+def _numbers(path: Path, file: Any, name: str) -> np.ndarray:
+    """A dataset as a flat float64 array."""
+    with _readable(path):
+        data = file.get(name)
+        if not isinstance(data, _import_h5py().Dataset):
+            raise InputError(f"{path}: expected a dataset {name}, there is none")
+        # A few bytes of a file may claim any size.
+        if data.size is None or data.size > MOST_NUMBERS:
+            raise InputError(f"{path}, {name}: expected at most {MOST_NUMBERS} numbers, got shape {data.shape}")
         return np.asarray(data, np.float64).reshape(-1)
 
 
@@ -219,7 +241,7 @@ def read_raw_scene(folder: str | Path, most_pairs: int | None = None) -> PosedSc
             f"got {len(names)}, {len(cameras)} and {len(visible)}"
         )
     images = {name: _read_camera(folder / camera, folder / name) for name, camera in zip(names, cameras, strict=True)}
-    common = [np.loadtxt(folder / name, ndmin=1).ravel() for name in visible]
+    common = [_read_counts(folder / name) for name in visible]
     for name, counts in zip(visible, common, strict=True):
         if len(counts) != len(names):
             raise InputError(f"{folder / name}: expected {len(names)} numbers, got {len(counts)}")
@@ -233,22 +255,43 @@ def read_raw_scene(folder: str | Path, most_pairs: int | None = None) -> PosedSc
 def _read_camera(path: Path, image: Path) -> PosedImage:
     """A calibration file: K, with the principal point as an offset from the image centre, R, T and imsize (w, h)."""
     h5py = _import_h5py()
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    with h5py.File(path, "r") as file:
-        try:
-            K, R, T, size = (np.asarray(file[name], np.float64) for name in ("K", "R", "T", "imsize"))
-            K, R, T, (width, height) = K.reshape(3, 3), R.reshape(3, 3), T.reshape(3), size.reshape(2)
-        except (KeyError, ValueError) as error:
-            raise InputError(f"{path}: expected K (3, 3), R (3, 3), T (3,) and imsize (2,): {error}") from None
+    _check_file(path)
+    with _readable(path), h5py.File(path, "r") as file:
+        K, R, T, size = (_numbers(path, file, name) for name in ("K", "R", "T", "imsize"))
+    if [len(K), len(R), len(T), len(size)] != [9, 9, 3, 2] or not np.isfinite(np.r_[K, R, T, size]).all():
+        raise InputError(f"{path}: expected K (3, 3), R (3, 3), T (3,) and imsize (2,) of finite numbers, got others")
+    if K[0] <= 0 or K[4] <= 0 or size.min() <= 0:
+        found = f"K {K.tolist()}, imsize {size.tolist()}"
+        raise InputError(f"{path}: expected positive focal lengths and sizes, got {found}")
+    K, R, (width, height) = K.reshape(3, 3), R.reshape(3, 3), size
     offset = np.array([[0, 0, (width - 1) / 2], [0, 0, (height - 1) / 2], [0, 0, 0]])
     return PosedImage(image, K + offset, R, T)
 
 
 def _read_list(path: Path) -> list[str]:
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    return [line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    _check_file(path)
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected a text file ({error})") from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _read_counts(path: Path) -> np.ndarray:
+    """How many points an image has in common with every one, blanks or lines between them."""
+    words = " ".join(_read_list(path)).split()
+    try:
+        return np.array(words, np.float64)
+    except ValueError:
+        raise InputError(f"{path}: expected numbers, got others") from None
+
+
+def _check_file(path: Path) -> None:
+    # A damaged list may hold what is no name at all.
+    with suppress(OSError, ValueError):
+        if path.is_file():
+            return
+    raise InputError(f"{path}: no such file")
 
 
 def _import_h5py() -> ModuleType:

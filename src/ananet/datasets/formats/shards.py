@@ -21,8 +21,8 @@ from torch import Tensor
 from ananet.cameras import camera_matrices
 from ananet.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair
-from ananet.datasets.sources import StoredPairs
-from ananet.datasets.tables import RATIO_STEPS, PairTable, join
+from ananet.datasets.sources import StoredPairs, digest
+from ananet.datasets.tables import RATIO_STEPS, PairTable, check_counts, check_starts, join
 from ananet.errors import InputError
 from ananet.files import read_json, save_tensors, write_json
 
@@ -31,6 +31,14 @@ VERSION = 2
 INDEX = "index.json"
 # Keypoint indices are stored in 16 bits.
 MOST_KEYPOINTS = 2**16
+# How a shard stores each column of a `PairTable`: kind of number, and the shape of one entry.
+LAYOUT: dict[str, tuple[str, tuple[int, ...]]] = {
+    "points": ("F32", (2,)), "sizes": ("F16", ()), "angles": ("F16", ()),
+    "image_start": ("I64", ()), "image_camera": ("F32", (4,)), "image_size": ("F32", (2,)),
+    "pair_images": ("I32", (2,)), "pair_start": ("I64", ()),
+    "pair_rotation": ("F32", (3, 3)), "pair_translation": ("F32", (3,)),
+    "index": ("I16", ()), "ratio": ("U8", ()), "mutual": ("U8", ()),
+}  # fmt: skip
 
 
 class PairShards(StoredPairs):
@@ -55,6 +63,11 @@ class PairShards(StoredPairs):
         counted = sum(scene["pairs"] for scene in index["scenes"])
         if self.starts[-1] != counted:
             raise InputError(f"{self.path}: {INDEX} counts {counted} pairs, the shards hold {self.starts[-1]}")
+        self.image_starts = np.cumsum([0, *(len(scene["images"]) for scene in index["scenes"])])
+        """[S + 1]: where each scene's images start among those of all shards."""
+        images = sum(shard.images for shard in self.shards)
+        if self.image_starts[-1] != images:
+            raise InputError(f"{self.path}: {INDEX} names {self.image_starts[-1]} images, the shards hold {images}")
 
     @property
     def scenes(self) -> list[str]:
@@ -73,6 +86,13 @@ class PairShards(StoredPairs):
     def scene_of_pairs(self) -> list[str]:
         return [self.scenes[number] for number in self.pair_scene]
 
+    def fingerprint(self) -> str:
+        """What the index says the pairs are made of and came to, wherever they and the photos lie."""
+        scenes = [
+            [scene["name"], scene["pairs"], scene.get("matches"), scene["images"]] for scene in self.index["scenes"]
+        ]
+        return digest([self.index.get("settings"), scenes])
+
     def table(self) -> PairTable:
         return join([read_table(shard.path) for shard in self.shards])
 
@@ -87,7 +107,11 @@ class PairShards(StoredPairs):
         shard = self.shards[which]
         images_before = sum(earlier.images for earlier in self.shards[:which])
         matches, R, t, images = shard.read(number - int(self.starts[which]))
-        scene = self.index["scenes"][int(self.pair_scene[number])]
+        scene_number = int(self.pair_scene[number])
+        scene = self.index["scenes"][scene_number]
+        first, end = self.image_starts[scene_number : scene_number + 2] - images_before
+        if not all(first <= image < end for image in images):
+            raise InputError(f"{shard.path}: pair {number} refers to images of another scene than {scene['name']!r}")
         name0, name1 = (self._image_names[images_before + image] for image in images)
         folder = Path(scene["source"]) if scene.get("source") else None
         return LabelledPair.from_pose(
@@ -109,7 +133,12 @@ class Shard:
         with _readable(path), safe_open(path, framework="pt") as file:
             if (file.metadata() or {}).get("format") != f"{FORMAT} {VERSION}":
                 raise InputError(f"{path}: expected a shard of format {FORMAT!r}, version {VERSION}")
-            self.pairs, self.images = (int(file.get_slice(n).get_shape()[0]) for n in ("pair_images", "image_camera"))
+            self.counts = _check_layout(path, file)
+            # Where images and pairs start is read whole: what overlaps would give the points of another photo.
+            self.image_start, self.pair_start = (file.get_tensor(name) for name in ("image_start", "pair_start"))
+        check_starts("image_start", self.image_start, self.counts["points"], str(path))
+        check_starts("pair_start", self.pair_start, self.counts["index"], str(path))
+        self.pairs, self.images = self.counts["pair_images"], self.counts["image_camera"]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_file": None}
@@ -124,13 +153,15 @@ class Shard:
             def part(name: str, start: int, end: int) -> Tensor:
                 return file.get_slice(name)[start:end]
 
-            start, end = part("pair_start", number, number + 2).tolist()
+            start, end = self.pair_start[number : number + 2].tolist()
             images = part("pair_images", number, number + 1)[0].tolist()
-            keypoints = [part("image_start", image, image + 2).tolist() for image in images]
+            if not all(0 <= image < self.images for image in images):
+                raise InputError(f"{self.path}: pair {number} refers to images that are not there")
+            keypoints = [self.image_start[image : image + 2].tolist() for image in images]
             count = end - start
             index = _unsigned(part("index", start, end))
             bits = np.unpackbits(part("mutual", start // 8, -(-end // 8)).numpy())
-            if not 0 <= count <= keypoints[0][1] - keypoints[0][0] or not (
+            if not count <= keypoints[0][1] - keypoints[0][0] or not (
                 count == 0 or int(index.max()) < keypoints[1][1] - keypoints[1][0]
             ):
                 raise InputError(f"{self.path}: matches of pair {number} refer to keypoints that are not there")
@@ -141,6 +172,8 @@ class Shard:
             )
             ratio = part("ratio", start, end).float() / RATIO_STEPS
             R, t = part("pair_rotation", number, number + 1)[0], part("pair_translation", number, number + 1)[0]
+            if not (R.isfinite().all() and t.isfinite().all() and t.any()):
+                raise InputError(f"{self.path}: pair {number} has no pose: R {R.tolist()}, t {t.tolist()}")
         # What one of the two images does not know of its keypoints is not known of the matches.
         known = {
             f"{name}{n}": values[name].float()
@@ -149,18 +182,21 @@ class Shard:
             for n, values in enumerate((first, second))
         }
         K0, K1 = camera_matrices(cameras)
-        matches = Correspondences(
-            first["points"],
-            second["points"],
-            K0=K0,
-            K1=K1,
-            size0=sizes[0],
-            size1=sizes[1],
-            ratio=ratio,
-            mutual=bits[start % 8 : start % 8 + count],
-            indices=torch.stack([torch.arange(count), index.long()], dim=1),
-            **known,
-        )
+        try:
+            matches = Correspondences(
+                first["points"],
+                second["points"],
+                K0=K0,
+                K1=K1,
+                size0=sizes[0],
+                size1=sizes[1],
+                ratio=ratio,
+                mutual=bits[start % 8 : start % 8 + count],
+                indices=torch.stack([torch.arange(count), index.long()], dim=1),
+                **known,
+            )
+        except InputError as error:
+            raise InputError(f"{self.path}: pair {number}: {error}") from None
         return matches.changed(given_as_numpy=True), R, t, (images[0], images[1])
 
 
@@ -199,9 +235,27 @@ def write_table(path: Path, table: PairTable) -> None:
 def read_table(path: Path) -> PairTable:
     """A whole shard, checked."""
     with _readable(path):
+        with safe_open(path, framework="pt") as file:
+            _check_layout(path, file)
         table = unpack(load_file(path))
     table.check(str(path))
     return table
+
+
+def _check_layout(path: Path, file: Any) -> dict[str, int]:
+    """How many entries each column has; an error where columns, numbers or shapes are not those of a shard."""
+    found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    wrong = sorted(found.keys() ^ LAYOUT.keys())
+    if wrong:
+        raise InputError(f"{path}: expected the columns {', '.join(LAYOUT)}; of these or beside them: {wrong}")
+    for name, (kind, entry) in LAYOUT.items():
+        has, shape = found[name].get_dtype(), tuple(found[name].get_shape())
+        if has != kind or len(shape) != 1 + len(entry) or shape[1:] != entry:
+            expected = ", ".join(["N", *map(str, entry)])
+            raise InputError(f"{path}: expected {name} as {kind} of shape ({expected}), got {has} of shape {shape}")
+    counts = {name: int(column.get_shape()[0]) for name, column in found.items()}
+    check_counts(counts | {"mutual": 8 * counts["mutual"]}, str(path), packed=8)
+    return counts
 
 
 @contextmanager
@@ -237,7 +291,8 @@ def _describes_scene(scene: Any) -> bool:
     return (
         isinstance(scene, dict)
         and isinstance(scene.get("name"), str)
-        and isinstance(scene.get("pairs"), int)
+        and type(scene.get("pairs")) is int
+        and scene["pairs"] >= 0
         and isinstance(scene.get("source", ""), str)
         and isinstance(scene.get("images"), list)
         and all(isinstance(name, str) for name in scene["images"])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ananet.attention import second_order_attention
+from ananet.inference import Progress
 from ananet.networks.ananet import ANABlock, ANANet
 from ananet.networks.layers import PointwiseMLP
 
@@ -100,19 +101,22 @@ class FoldedANANet:
         self.head = Linear(network.head.weight.detach(), network.head.bias.detach())
 
     @torch.inference_mode()
-    def __call__(self, matches: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor:
         """Logits of being an inlier, [B x N]; 0 at padding.
 
         Args:
             matches: [B x N x (4 + side channels)].
             lengths: [B] how many matches of each pair are real, the first ones; None if all are.
+            progress: called with the number of blocks done, and of all blocks.
         """
         mask = None if lengths is None else torch.arange(matches.shape[1], device=matches.device) < lengths[:, None]
         features = pointwise(self.encoder, matches[..., :4])
         if self.side_encoder is not None:
             features = features + pointwise(self.side_encoder, matches[..., 4:])
-        for block in self.blocks:
+        for done, block in enumerate(self.blocks, start=1):
             features = block(features, mask)
+            if progress is not None:
+                progress(done, len(self.blocks))
         logits = self.head(features)[..., 0]
         return logits if mask is None else logits.masked_fill(~mask, 0.0)
 

@@ -1,4 +1,4 @@
-"""ANA-Net on a GPU with Triton: three kernels a block do all the work, in half precision with single-precision sums,
+"""ANA-Net on a GPU with Triton: three kernels per block do all the work, in half precision with single-precision sums,
 recorded once as a CUDA graph for each size of batch."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ananet.attention import MOMENTS
 from ananet.attention.cubic import column_energy
+from ananet.inference import Progress
 from ananet.inference.ananet.folded import FoldedANANet, FoldedBlock, Linear
 from ananet.networks.ananet import ANANetSettings
 
@@ -39,7 +40,7 @@ class Graph(NamedTuple):
 
 
 class FusedANANet:
-    """ANA-Net in three Triton kernels a block: attention along rows, down columns, and all that is pointwise."""
+    """ANA-Net in three Triton kernels per block: attention along rows, down columns, and all that is pointwise."""
 
     def __init__(self, folded: FoldedANANet, dtype: torch.dtype = torch.float16) -> None:
         self.settings = folded.settings
@@ -71,12 +72,13 @@ class FusedANANet:
         )
 
     @torch.inference_mode()
-    def __call__(self, matches: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor:
         """Logits of being an inlier, [B x N]; 0 at padding.
 
         Args:
             matches: [B x N x (4 + side channels)].
             lengths: [B] how many matches of each pair are real, the first ones; None if all are.
+            progress: not called: nobody waits for a GPU so long.
         """
         batch, length, channels = matches.shape
         if batch * length == 0:

@@ -1,0 +1,75 @@
+"""What waiting threads cost on a busy machine: `ananet.load()` beside one busy process on every core.
+
+    PYTHONPATH=src python3 benchmarks/busy.py [results.json]
+
+Every case runs in its own process, since OpenMP reads OMP_WAIT_POLICY once, and the cases take turns, since a machine
+may be busy with other things too. Ratios are to "ananet first", which is what `import ananet` makes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+MATCHES, CALLS, ROUNDS = 2000, 3, 1
+# It ends with its parent, however that ends.
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+TIMED = f"""
+import time
+{{imports}}
+import numpy as np
+points = np.random.default_rng(0).random(({MATCHES}, 2)) * 640
+pruner = ananet.load(device="cpu")
+call = lambda: pruner(points, points + 3, size0=(640, 640), size1=(640, 640))
+call()
+times = []
+for _ in range({CALLS}):
+    start = time.perf_counter()
+    call()
+    times.append(time.perf_counter() - start)
+print(sorted(times)[{CALLS} // 2])
+"""
+CASES = {
+    "ananet first": "import ananet",
+    "torch first": "import torch, ananet",
+    "torch first, one thread": "import torch, ananet; torch.set_num_threads(1)",
+}
+
+
+def seconds(imports: str) -> float:
+    """Median time of a call in a process that starts so."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    command = [sys.executable, "-c", TIMED.format(imports=imports)]
+    return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
+def measure(neighbours: int) -> dict[str, float]:
+    """Median time of each case beside so many busy processes."""
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(neighbours)]
+    try:
+        taken: dict[str, list[float]] = {name: [] for name in CASES}
+        for _ in range(ROUNDS):
+            for name, imports in CASES.items():
+                taken[name].append(seconds(imports))
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def main() -> None:
+    results = {f"{neighbours} neighbours": measure(neighbours) for neighbours in (0, os.cpu_count() or 1)}
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps(results, indent=1))
+    for title, times in results.items():
+        for name, taken in times.items():
+            print(f"{title:14} {name:26} {taken * 1000:9.0f} ms  x {taken / times['ananet first']:.2f}")
+
+
+if __name__ == "__main__":
+    main()
