@@ -136,6 +136,18 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Any], metadata: dict[st
             raise OSError(f"could not write {path}: {error}") from None
 
 
+def read_lines(path: str | Path) -> list[str]:
+    """The lines of a text file without surrounding blanks."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    try:
+        # Not splitlines(), which also splits at characters that a file name may hold.
+        return [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected a text file in UTF-8 ({error})") from None
+
+
 def read_json(path: str | Path) -> Any:
     """What a JSON file holds."""
     try:

@@ -78,7 +78,9 @@ class Registry(Generic[Thing]):
         values = read_options(f"{self.kind} {name!r}", make, texts, options or {})
         known = inspect.signature(make).parameters
         made = make(**values, **{name: value for name, value in fixed.items() if name in known})
-        made.name = labelled(name, values)  # type: ignore[attr-defined]
+        usual = options_of(make)
+        told = {option: value for option, value in values.items() if value != usual[option].default}
+        made.name = labelled(name, told)  # type: ignore[attr-defined]
         return made
 
 

@@ -199,6 +199,7 @@ class Matcher:
         """
         from ananet.drawing import draw_matches, save_picture
         from ananet.pipeline import match_photos
+        from ananet.pruners.progress import progress_bar
 
         taken: list[tuple[Photo, float]] = []
         errors = []
@@ -212,20 +213,22 @@ class Matcher:
             raise errors[0]
         (photo0, milliseconds0), (photo1, milliseconds1) = taken
         cameras = self.choose_cameras(photo0, photo1)
-        found = match_photos(
-            photo0.features,
-            photo1.features,
-            detector=self.photos.detector,
-            pruner=self.pruner,
-            estimator=self.estimator,
-            K0=cameras.K0,
-            K1=cameras.K1,
-            names=(str(pair.image0), str(pair.image1)),
-        )
+        with progress_bar(self.pruner, len(photo0.features)):
+            found = match_photos(
+                photo0.features,
+                photo1.features,
+                detector=self.photos.detector,
+                pruner=self.pruner,
+                estimator=self.estimator,
+                K0=cameras.K0,
+                K1=cameras.K1,
+                names=(str(pair.image0), str(pair.image1)),
+            )
         found.milliseconds["detect"] = milliseconds0 + milliseconds1
         if found.overlap.found:
             count = int(found.kept.mask.sum())
-            caption = f"{found.pruner}: kept {count} of {len(found.matches)} {found.detector.upper()} matches"
+            detector = found.detector.partition("@")[0].upper()
+            caption = f"{found.pruner}: kept {count} of {len(found.matches)} {detector} matches"
             picture = draw_matches(photo0.panel, photo1.panel, *found.matches.numpy_points(), found.kept.mask, caption)
             save_picture(pair.picture, picture)
             if pair.saved is not None:

@@ -19,6 +19,7 @@ from ananet.cameras import CAMERA_MODELS, MODEL_NAMES, Camera, parse_camera
 from ananet.datasets.base import PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import PosedPhotos
 from ananet.errors import InputError
+from ananet.files import read_lines
 
 logger = logging.getLogger(__name__)
 
@@ -206,13 +207,7 @@ def _image_row(name: str, camera: int, pose: list[float], where: str) -> ImageRo
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines without surrounding blanks."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected a text file in UTF-8 ({error})") from None
-    # Not splitlines(), which also splits at characters that a file name may hold.
-    for number, line in enumerate(text.split("\n"), start=1):
-        yield number, line.strip()
+    return iter(enumerate(read_lines(path), start=1))
 
 
 class _BinaryReader:

@@ -17,6 +17,7 @@ from ananet.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.sources import StoredPairs
 from ananet.errors import InputError
+from ananet.files import read_lines
 from ananet.images import read_image
 
 # A match is right when both of its keypoints lie this near, in pixels, to those of one true match.
@@ -95,13 +96,7 @@ def _near_truth(points0: np.ndarray, points1: np.ndarray, truth: np.ndarray) -> 
 
 def _read_table(path: Path, columns: int, counted: bool) -> np.ndarray:
     """[N x columns] float64; `counted` files say N in their first line."""
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected a text file ({error})") from None
-    rows = [line.split() for line in lines if line.strip()]
+    rows = [line.split() for line in read_lines(path) if line]
     try:
         count = int(rows.pop(0)[0]) if counted else len(rows)
         table = np.array(rows, np.float64).reshape(-1, columns)

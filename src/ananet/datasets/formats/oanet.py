@@ -28,7 +28,7 @@ from ananet.datasets.base import LabelledPair, PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import PosedPhotos, StoredPairs
 from ananet.defaults import INLIER_DISTANCE
 from ananet.errors import InputError, MissingExtraError
-from ananet.files import atomic_path
+from ananet.files import atomic_path, read_lines
 
 GROUPS = ("xs", "ys", "Rs", "ts", "ratios", "mutuals", "cx1s", "cy1s", "cx2s", "cy2s", "f1s", "f2s")
 
@@ -269,12 +269,7 @@ def _read_camera(path: Path, image: Path) -> PosedImage:
 
 
 def _read_list(path: Path) -> list[str]:
-    _check_file(path)
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected a text file ({error})") from None
-    return [line.strip() for line in lines if line.strip()]
+    return [line for line in read_lines(path) if line]
 
 
 def _read_counts(path: Path) -> np.ndarray:

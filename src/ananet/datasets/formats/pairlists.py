@@ -16,6 +16,7 @@ from ananet.cameras import parse_camera
 from ananet.datasets.base import PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import PosedPhotos
 from ananet.errors import InputError
+from ananet.files import read_lines
 
 
 class PairList(PosedPhotos):
@@ -119,14 +120,8 @@ def _parse_view(fields: list[str], image_folder: Path, where: str) -> PosedImage
 
 def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Where each line stands, and its fields."""
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected a text file ({error})") from None
-    for number, line in enumerate(lines, start=1):
-        if line.strip() and not line.startswith("#"):
+    for number, line in enumerate(read_lines(path), start=1):
+        if line and not line.startswith("#"):
             yield f"{path}, line {number}", line.split()
 
 
