@@ -136,11 +136,24 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Any], metadata: dict[st
             raise OSError(f"could not write {path}: {error}") from None
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; also for what can be no file's name, as from a damaged list."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def check_file(path: Path) -> None:
+    """Raises unless there is such a file."""
+    if not is_file(path):
+        raise InputError(f"{path}: no such file")
+
+
 def read_lines(path: str | Path) -> list[str]:
     """The lines of a text file without surrounding blanks."""
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
+    check_file(path)
     try:
         # Not splitlines(), which also splits at characters that a file name may hold.
         return [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]

@@ -84,7 +84,7 @@ def test_recipes_go_by_name_and_others_by_path(tmp_path):
     assert {"ananet", "ananet-ratio", "ananet-quadratic", "trunk"} <= set(recipes())
     assert recipe_path("ananet").parent.name == "recipes"
     assert recipe_path(str(tmp_path / "mine.toml")) == tmp_path / "mine.toml"
-    assert TrainSettings.from_toml(recipe_path("ananet-ratio")).network.side == ("ratio", "mutual")
+    assert TrainSettings.from_toml(recipe_path("ananet-ratio")).network.side == ("ratio", "mutual", "size", "angle")
 
 
 def test_settings_survive_a_dictionary():

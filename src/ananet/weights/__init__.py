@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ananet.errors import InputError
-from ananet.files import read_json
+from ananet.files import is_file, read_json
 
 FOLDER = Path(str(files(__package__)))
 INDEX = FOLDER / "index.json"
@@ -32,10 +32,7 @@ def bundled_path(name: str) -> Path:
 def weight_file(name: str) -> Path | None:
     """Bundled weights by their name, or any file by its path; None if there is neither."""
     path = bundled_path(name) if name in bundled() else Path(name)
-    try:
-        return path if path.is_file() else None
-    except (OSError, ValueError):
-        return None  # no file can have such a name
+    return path if is_file(path) else None
 
 
 def checksum(path: Path) -> str:

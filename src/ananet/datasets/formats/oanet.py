@@ -12,7 +12,7 @@ The dumps of all descriptors (sift-2000, superpoint-1024) and of all splits shar
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +28,7 @@ from ananet.datasets.base import LabelledPair, PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import PosedPhotos, StoredPairs
 from ananet.defaults import INLIER_DISTANCE
 from ananet.errors import InputError, MissingExtraError
-from ananet.files import atomic_path, read_lines
+from ananet.files import atomic_path, check_file, read_lines
 
 GROUPS = ("xs", "ys", "Rs", "ts", "ratios", "mutuals", "cx1s", "cy1s", "cx2s", "cy2s", "f1s", "f2s")
 
@@ -255,7 +255,7 @@ def read_raw_scene(folder: str | Path, most_pairs: int | None = None) -> PosedSc
 def _read_camera(path: Path, image: Path) -> PosedImage:
     """A calibration file: K, with the principal point as an offset from the image centre, R, T and imsize (w, h)."""
     h5py = _import_h5py()
-    _check_file(path)
+    check_file(path)
     with _readable(path), h5py.File(path, "r") as file:
         K, R, T, size = (_numbers(path, file, name) for name in ("K", "R", "T", "imsize"))
     if [len(K), len(R), len(T), len(size)] != [9, 9, 3, 2] or not np.isfinite(np.r_[K, R, T, size]).all():
@@ -279,14 +279,6 @@ def _read_counts(path: Path) -> np.ndarray:
         return np.array(words, np.float64)
     except ValueError:
         raise InputError(f"{path}: expected numbers, got others") from None
-
-
-def _check_file(path: Path) -> None:
-    # A damaged list may hold what is no name at all.
-    with suppress(OSError, ValueError):
-        if path.is_file():
-            return
-    raise InputError(f"{path}: no such file")
 
 
 def _import_h5py() -> ModuleType:
