@@ -10,10 +10,10 @@ import sys
 import torch
 
 from ananet.datasets.synthetic import SyntheticSettings, synthesize
-from ananet.files import read_json, save_tensors, write_json
+from ananet.files import file_sha256, read_json, save_tensors, write_json
 from ananet.networks import load_network, save_network
 from ananet.networks.input import side_input
-from ananet.weights import FOLDER, INDEX, bundled, checksum
+from ananet.weights import FOLDER, INDEX, bundled
 
 GOLDEN_MATCHES = 200
 
@@ -35,7 +35,7 @@ def main(source: str, name: str, summary: str, card_file: str | None = None) -> 
     with torch.no_grad():
         logits = network(matches)
     save_tensors(FOLDER / f"{name}.golden.safetensors", {"matches": matches, "logits": logits}, {})
-    write_json(INDEX, {**bundled(), name: {"summary": summary, "sha256": checksum(path)}}, indent=1)
+    write_json(INDEX, {**bundled(), name: {"summary": summary, "sha256": file_sha256(path)}}, indent=1)
     print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
 
 

@@ -1,6 +1,7 @@
 """Reading and writing files so that a failed run never leaves half of one, nor destroys the one that was there."""
 
 import glob
+import hashlib
 import json
 import os
 import secrets
@@ -148,6 +149,11 @@ def check_file(path: Path) -> None:
     """Raises unless there is such a file."""
     if not is_file(path):
         raise InputError(f"{path}: no such file")
+
+
+def file_sha256(path: str | Path) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_lines(path: str | Path) -> list[str]:

@@ -13,11 +13,11 @@ from ananet.evaluation.predictions import (
     Predictions,
     PredictionStore,
     check_origin,
-    file_sha256,
     fingerprint,
     read_predictions,
     write_predictions,
 )
+from ananet.files import file_sha256
 from tests.conftest import make_problem
 
 ORIGIN = Origin("tiny", [{"threshold": 0.4}], "abc", "posed scenes", {"detector": "sift", "limit": None})

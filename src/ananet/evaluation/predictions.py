@@ -81,11 +81,6 @@ def fingerprint(matches: Correspondences) -> str:
     return hashlib.sha256(points.numpy().tobytes()).hexdigest()[:16]
 
 
-def file_sha256(path: str | Path) -> str:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def installed_versions() -> dict[str, str]:
     """Of what can change a result."""
     versions = {}

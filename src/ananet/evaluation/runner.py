@@ -34,14 +34,13 @@ from ananet.evaluation.predictions import (
     Prediction,
     Predictions,
     PredictionStore,
-    file_sha256,
     fingerprint,
     installed_versions,
 )
 from ananet.evaluation.scoring import PairScore, PoseSettings, PrunerScores, score_pair
 from ananet.evaluation.workers import AT_ONCE, worker_pool
 from ananet.features import DETECTORS
-from ananet.files import write_json
+from ananet.files import file_sha256, write_json
 from ananet.networks import NETWORKS
 from ananet.pruners import CLASSICAL, LearnedPruner, Pruner, load, look_up
 

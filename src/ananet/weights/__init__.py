@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ananet.errors import InputError
-from ananet.files import is_file, read_json
+from ananet.files import file_sha256, is_file, read_json
 
 FOLDER = Path(str(files(__package__)))
 INDEX = FOLDER / "index.json"
@@ -22,7 +21,7 @@ def bundled() -> dict[str, dict[str, Any]]:
 def bundled_path(name: str) -> Path:
     """The file of bundled weights, its checksum verified."""
     path = FOLDER / f"{name}.safetensors"
-    found = checksum(path)
+    found = file_sha256(path)
     expected = bundled()[name]["sha256"]
     if found != expected:
         raise InputError(f"weights: {path} is damaged: expected sha256 {expected}, got {found}; install ananet again")
@@ -33,7 +32,3 @@ def weight_file(name: str) -> Path | None:
     """Bundled weights by their name, or any file by its path; None if there is neither."""
     path = bundled_path(name) if name in bundled() else Path(name)
     return path if is_file(path) else None
-
-
-def checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -84,7 +84,8 @@ class PairShards(StoredPairs):
         return [name for scene in self.index["scenes"] for name in scene["images"]]
 
     def scene_of_pairs(self) -> list[str]:
-        return [self.scenes[number] for number in self.pair_scene]
+        scenes = self.scenes
+        return [scenes[number] for number in self.pair_scene]
 
     def fingerprint(self) -> str:
         """What the index says the pairs are made of and came to, wherever they and the photos lie."""
