@@ -12,13 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from ananet.errors import InputError
-
-Kind = TypeVar("Kind")
 
 
 def is_number(value: Any) -> bool:
