@@ -106,6 +106,30 @@ def test_eight_point_is_differentiable():
     assert torch.autograd.gradcheck(loss, weights.requires_grad_())
 
 
+def test_smallest_eigenvector_is_that_of_a_decomposition():
+    rows = torch.randn(50, 20, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    matrices = rows.mT @ rows
+    expected = torch.linalg.eigh(matrices)[1][..., 0]
+    torch.testing.assert_close(
+        (geometry.smallest_eigenvector(matrices) * expected).sum(-1).abs(), torch.ones(50).double()
+    )
+
+    def projector(matrix):
+        vector = geometry.smallest_eigenvector((matrix + matrix.mT) / 2)
+        return vector[..., :, None] * vector[..., None, :]
+
+    assert torch.autograd.gradcheck(projector, matrices[:2].requires_grad_())
+
+
+@pytest.mark.parametrize("matrix", [torch.zeros(9, 9), torch.eye(9), torch.ones(9, 9), torch.zeros(9, 9) + 1e-20])
+def test_eigenvectors_that_are_not_unique_have_finite_slopes(matrix):
+    matrix = matrix.double().requires_grad_()
+    vector = geometry.smallest_eigenvector(matrix)
+    assert vector.norm().item() == pytest.approx(1)
+    (vector * torch.arange(9.0)).sum().backward()
+    assert matrix.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("n", [0, 1, 7])
 def test_eight_point_of_too_few_is_finite(n):
     assert geometry.weighted_eight_point(torch.rand(n, 2), torch.rand(n, 2)).isfinite().all()

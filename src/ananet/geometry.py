@@ -10,6 +10,11 @@ import math
 import torch
 from torch import Tensor
 
+# Powers of an inverse: eigenvalues a thousandth apart are told from each other.
+SQUARINGS = 14
+# Eigenvalues nearer than this, as a share of their sum, have no slope of their own.
+LEAST_GAP = 1e-7
+
 
 def homogeneous(points: Tensor) -> Tensor:
     """[... x N x 2] to [... x N x 3] with a last coordinate of 1."""
@@ -43,7 +48,7 @@ def fundamental_from_essential(E: Tensor, K0: Tensor, K1: Tensor) -> Tensor:
     return torch.linalg.inv(K1).mT @ E @ torch.linalg.inv(K0)
 
 
-def _residual_and_lines(points0: Tensor, points1: Tensor, E: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def residual_and_lines(points0: Tensor, points1: Tensor, E: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """p1^T E p0, and the squared normal lengths of the epipolar lines in both images."""
     p0, p1 = homogeneous(points0), homogeneous(points1)
     lines1 = p0 @ E.mT
@@ -52,7 +57,7 @@ def _residual_and_lines(points0: Tensor, points1: Tensor, E: Tensor) -> tuple[Te
     return residual, lines0[..., :2].square().sum(-1), lines1[..., :2].square().sum(-1)
 
 
-def _tiny(values: Tensor) -> float:
+def tiny(values: Tensor) -> float:
     return torch.finfo(values.dtype).tiny
 
 
@@ -61,21 +66,22 @@ def symmetric_epipolar_distance_squared(points0: Tensor, points1: Tensor, E: Ten
 
     The label of the paper: a match is an inlier where this is below 1e-4 on calibrated points.
     """
-    residual, normal0, normal1 = _residual_and_lines(points0, points1, E)
-    tiny = _tiny(residual)
-    return residual.square() * (1 / normal0.clamp_min(tiny) + 1 / normal1.clamp_min(tiny))
+    residual, normal0, normal1 = residual_and_lines(points0, points1, E)
+    # Small enough for any geometry, and its inverse has a slope that is a number.
+    least = 16 * math.sqrt(tiny(residual))
+    return residual.square() * (1 / normal0.clamp_min(least) + 1 / normal1.clamp_min(least))
 
 
 def epipolar_distance(points0: Tensor, points1: Tensor, E: Tensor) -> Tensor:
     """Distance of each point of the second image to its epipolar line (one-sided), [... x N]."""
-    residual, _, normal1 = _residual_and_lines(points0, points1, E)
-    return residual.abs() / normal1.clamp_min(_tiny(residual)).sqrt()
+    residual, _, normal1 = residual_and_lines(points0, points1, E)
+    return residual.abs() / normal1.clamp_min(tiny(residual)).sqrt()
 
 
 def sampson_distance(points0: Tensor, points1: Tensor, E: Tensor) -> Tensor:
     """First-order distance of a match to the nearest one that satisfies E exactly, [... x N]."""
-    residual, normal0, normal1 = _residual_and_lines(points0, points1, E)
-    return residual.abs() / (normal0 + normal1).clamp_min(_tiny(residual)).sqrt()
+    residual, normal0, normal1 = residual_and_lines(points0, points1, E)
+    return residual.abs() / (normal0 + normal1).clamp_min(tiny(residual)).sqrt()
 
 
 def weighted_eight_point(points0: Tensor, points1: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -88,17 +94,54 @@ def weighted_eight_point(points0: Tensor, points1: Tensor, weights: Tensor | Non
     dtype = points0.dtype
     points0, points1 = points0.double(), points1.double()
     weights = torch.ones_like(points0[..., 0]) if weights is None else weights.double()
-    weights = weights / weights.sum(-1, keepdim=True).clamp_min(_tiny(weights))
-    p0, T0 = _hartley_normalize(points0, weights)
-    p1, T1 = _hartley_normalize(points1, weights)
+    weights = weights / weights.sum(-1, keepdim=True).clamp_min(tiny(weights))
+    p0, T0 = hartley_normalize(points0, weights)
+    p1, T1 = hartley_normalize(points1, weights)
     rows = (p1[..., :, None] * p0[..., None, :]).flatten(-2)
     normal = (rows * weights[..., None]).mT @ rows
-    _, vectors = torch.linalg.eigh(normal)
-    E = T1.mT @ vectors[..., 0].unflatten(-1, (3, 3)) @ T0
-    return (E / torch.linalg.matrix_norm(E)[..., None, None].clamp_min(_tiny(E))).to(dtype)
+    E = T1.mT @ smallest_eigenvector(normal).unflatten(-1, (3, 3)) @ T0
+    return (E / torch.linalg.matrix_norm(E)[..., None, None].clamp_min(tiny(E))).to(dtype)
 
 
-def _hartley_normalize(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def smallest_eigenvector(matrices: Tensor) -> Tensor:
+    """[... x n] a unit eigenvector of the smallest eigenvalue of positive semi-definite matrices [... x n x n].
+
+    By powers of the inverse, for small n and many matrices at once: unlike `torch.linalg.eigh` it never makes the host
+    wait for the device, so that a CUDA graph can hold it. Its slope is finite where that eigenvalue is not unique.
+    """
+    matrices = matrices / matrices.detach().diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp_min(1e-30)
+    exact = matrices.detach()
+    unit = torch.eye(exact.shape[-1], dtype=exact.dtype, device=exact.device)
+    # Enough to keep rounding from making it indefinite.
+    power = _inverse_of_positive(exact + 256 * torch.finfo(exact.dtype).eps * unit)
+    for _ in range(SQUARINGS):
+        power = power / torch.linalg.matrix_norm(power)[..., None, None]
+        power = power @ power
+    # All columns are multiples of the vector by now; the longest is the most exact.
+    longest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None].expand(*power.shape[:-1], 1)
+    vector = torch.nn.functional.normalize(power.gather(-1, longest)[..., 0], dim=-1)
+    if not matrices.requires_grad:
+        return vector
+    # One Newton step of (A - lambda) v = 0 from the solution itself: it leaves the value and has the right slope.
+    column = vector[..., None]
+    value = column.mT @ exact @ column
+    inverse = _inverse_of_positive(exact + column @ column.mT + (LEAST_GAP - value) * unit)
+    moved = matrices @ column
+    return vector - (inverse @ (moved - column * (column.mT @ moved)))[..., 0]
+
+
+def _inverse_of_positive(matrices: Tensor) -> Tensor:
+    """Gauss-Jordan elimination, which needs no pivots for positive definite matrices."""
+    size = matrices.shape[-1]
+    unit = torch.eye(size, dtype=matrices.dtype, device=matrices.device)
+    work = torch.cat([matrices, unit.expand_as(matrices)], dim=-1)
+    for n in range(size):
+        row = work[..., n : n + 1, :] / work[..., n, n, None, None].clamp_min(tiny(work))
+        work = work - (work[..., n : n + 1] - unit[:, n : n + 1]) * row
+    return work[..., size:]
+
+
+def hartley_normalize(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Homogeneous points with weighted mean 0 and mean squared norm 2, and the transform that does it."""
     mean = (weights[..., None] * points).sum(-2)
     spread = (weights * (points - mean[..., None, :]).square().sum(-1)).sum(-1)
@@ -126,7 +169,7 @@ def depths(points0: Tensor, points1: Tensor, R: Tensor, t: Tensor) -> tuple[Tens
     ray1 = homogeneous(points1)
     t = t[..., None, :].expand_as(ray1)
     normal = torch.linalg.cross(ray1, ray0)
-    square = normal.square().sum(-1).clamp_min(_tiny(normal))
+    square = normal.square().sum(-1).clamp_min(tiny(normal))
     depth0 = -(torch.linalg.cross(ray1, t) * normal).sum(-1) / square
     depth1 = -(torch.linalg.cross(ray0, t) * normal).sum(-1) / square
     return depth0, depth1

@@ -257,3 +257,20 @@ def test_whole_numbers_stay_below_their_bound():
     numbers = draw(0, 1000).integer(below)
     assert (numbers >= 0).all() and (numbers < below).all()
     assert [len(column.unique()) for column in numbers.T] == [1, 2, 5]
+
+
+@pytest.mark.parametrize("uncalibrated", [0.0, 1.0])
+def test_the_true_geometry_is_that_of_the_matches_as_they_are_normalised(uncalibrated):
+    problems = make_problems(inliers=80, outliers=0)
+    batch = augment.as_batch(draw(), problems, 1e-4, uncalibrated)
+    for change in (
+        lambda batch: batch,
+        lambda batch: augment.change_focal(draw(1), batch, 0.5),
+        lambda batch: augment.roll(draw(2), batch, 1.0),
+        lambda batch: augment.mirror(draw(3), batch, 1.0),
+        lambda batch: augment.swap(draw(4), batch, 1.0),
+    ):
+        batch = change(batch)
+        found = geometry.symmetric_epipolar_distance_squared(batch.matches[..., :2], batch.matches[..., 2:], batch.E)
+        # A few tenths of a pixel of noise, in focal lengths; a wrong geometry would be off by tenths of those.
+        assert found.sqrt().median() < 1e-3 and found.max() < 1e-4

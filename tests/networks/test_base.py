@@ -76,7 +76,7 @@ def test_side_input_adds_channels(side, channels):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": "oracle"}, "network: expected one of .*ananet, got 'oracle'"),
+        ({"name": "oracle"}, "network: expected one of .*ananet.*, got 'oracle'"),
         ({"name": 3}, "name: expected text, got 3"),
         ({"blokcs": 3}, "unknown setting blokcs: expected some of"),
         ({"side": ["colour"]}, "side: expected different ones of ratio, mutual, size, angle, got colour"),

@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
-from ananet.training.loss import class_loss, geometric_loss
+from ananet import geometry
+from ananet.networks import inlier_weights
+from ananet.training.loss import class_loss, geometric_loss, matrix_loss, virtual_loss, virtual_matches
 from tests.conftest import make_problem
 
 
@@ -42,7 +44,7 @@ def test_losses_of_one_class_and_of_nothing_are_finite(inlier):
     logits = torch.randn(1, 6, requires_grad=True)
     matches = torch.randn(1, 6, 4)
     for mask in (torch.ones(1, 6, dtype=torch.bool), torch.zeros(1, 6, dtype=torch.bool)):
-        loss = class_loss(logits, inlier, mask) + geometric_loss(logits, matches, inlier, mask)
+        loss = class_loss(logits, inlier, mask) + geometric_loss(inlier_weights(logits), matches, inlier, mask)
         assert loss.isfinite()
         loss.backward()
         assert logits.grad.isfinite().all()
@@ -53,6 +55,45 @@ def test_geometric_loss_prefers_the_true_inliers():
     matches = problem.matches.normalized()[None]
     inlier = torch.from_numpy(problem.inlier)[None]
     mask = torch.ones_like(inlier)
-    right = geometric_loss(inlier.double() * 6 - 3, matches, inlier, mask)
-    wrong = geometric_loss(torch.ones_like(matches[..., 0]), matches, inlier, mask)
+    right = geometric_loss(inlier_weights(inlier.double() * 6 - 3), matches, inlier, mask)
+    wrong = geometric_loss(inlier_weights(torch.ones_like(matches[..., 0])), matches, inlier, mask)
     assert right < 1e-5 < wrong
+
+
+def test_virtual_matches_fit_the_geometry_and_fill_both_images():
+    E = make_problem().E.float()[None].repeat(2, 1, 1)
+    E[1] = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 1.0, 0.0]])  # sideways
+    points0, points1 = virtual_matches(E)
+    distance = geometry.symmetric_epipolar_distance_squared(points0, points1, E)
+    assert (distance < 1e-8).float().mean() > 0.98
+    assert points0.shape == (2, 400, 2)
+    for points in (points0, points1):
+        assert (points.std(dim=1) > 0.4).all() and (points.abs() < 3).float().mean() > 0.98
+
+
+@pytest.mark.parametrize("loss", [virtual_loss, matrix_loss])
+def test_losses_of_the_true_geometry_prefer_the_true_inliers(loss):
+    problem = make_problem(noise=0.1)
+    matches = problem.matches.normalized().float()[None]
+    E, inlier = problem.E.float()[None], torch.from_numpy(problem.inlier)[None]
+    mask = torch.ones_like(inlier)
+    right, wrong = loss(inlier.float(), matches, E, mask), loss(mask.float(), matches, E, mask)
+    assert right < 1e-3 < wrong
+    # Neither sign nor length of a geometry means anything.
+    torch.testing.assert_close(loss(inlier.float(), matches, -3 * E, mask), right, atol=1e-6, rtol=1e-3)
+    weights = torch.full_like(matches[..., 0], 0.5).requires_grad_()
+    loss(weights, matches, E, mask).backward()
+    # More weight on right matches makes it smaller.
+    assert weights.grad[inlier].mean() < weights.grad[~inlier].mean()
+
+
+@pytest.mark.parametrize("loss", [virtual_loss, matrix_loss])
+@pytest.mark.parametrize("n", [1, 8, 30])
+def test_losses_of_the_true_geometry_are_finite_where_there_is_none(loss, n):
+    E = make_problem().E.float()[None]
+    for matches in (torch.zeros(1, n, 4), torch.full((1, n, 4), 0.3)):
+        for true in (E, torch.zeros_like(E)):
+            weights = torch.ones(1, n, requires_grad=True)
+            found = loss(weights, matches, true, torch.ones(1, n, dtype=torch.bool))
+            found.backward()
+            assert found.isfinite() and weights.grad.isfinite().all()

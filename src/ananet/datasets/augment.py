@@ -159,12 +159,13 @@ def as_batch(draw: Draw, problems: Problems, inlier_distance: float, uncalibrate
     """What a network sees of the problems: rays, or in some of them points scaled by the image size."""
     p, distance = problems, problems.distance()
     by_size = draw.chance(uncalibrated)[:, None, None] > 0
-    matches, sizes = [], []
+    matches, sizes, to_rays = [], [], []
     for n, (points, K, image_size) in enumerate(((p.points0, p.K0, p.image_size0), (p.points1, p.K1, p.image_size1))):
         matches.append(torch.where(by_size, scale_by_size(points, image_size), calibrate(points, K)))
         focal = K.diagonal(dim1=-2, dim2=-1)[:, :2].mean(-1)
         focal = torch.where(by_size[:, 0, 0], FOCAL_GUESS * image_size.amax(-1), focal)
         sizes.append(p.sizes[..., n] / focal[:, None])
+        to_rays.append(torch.where(by_size, _rays_of_scaled(K, image_size), torch.eye(3, device=K.device)))
     real = p.mask.to(distance.dtype)
     return Batch(
         matches=torch.cat(matches, dim=-1) * real[..., None],
@@ -177,13 +178,24 @@ def as_batch(draw: Draw, problems: Problems, inlier_distance: float, uncalibrate
         mask=p.mask,
         R=p.R,
         t=p.t,
+        E=to_rays[1].mT @ geometry.essential_from_pose(p.R, p.t) @ to_rays[0],
     )
+
+
+def _rays_of_scaled(K: Tensor, image_size: Tensor) -> Tensor:
+    """[B x 3 x 3] what makes rays of homogeneous points that `scale_by_size` has scaled."""
+    centre, scale = image_size / 2, FOCAL_GUESS * image_size.amax(-1, keepdim=True)
+    axes = torch.eye(3, device=K.device)[:, 1:]
+    origin, right, down = geometry.homogeneous(calibrate(centre[:, None] + scale[:, None] * axes, K)).unbind(1)
+    return torch.stack([right - origin, down - origin, origin], dim=-1)
 
 
 def change_focal(draw: Draw, batch: Batch, largest: float) -> Batch:
     """Coordinates of both images times a factor, as if the focal length were off."""
     factor = (largest * (2 * draw.uniform() - 1)).exp()[:, None, None]
-    return replace(batch, matches=batch.matches * factor, sizes=batch.sizes * factor)
+    back = torch.cat([1 / factor, 1 / factor, torch.ones_like(factor)], dim=-1)
+    E = back.mT * batch.E * back
+    return replace(batch, matches=batch.matches * factor, sizes=batch.sizes * factor, E=E)
 
 
 def roll(draw: Draw, batch: Batch, probability: float) -> Batch:
@@ -197,6 +209,7 @@ def roll(draw: Draw, batch: Batch, probability: float) -> Batch:
         angles=batch.angles + torch.stack(angles, dim=-1)[:, None],
         R=turn1 @ batch.R @ turn0.mT,
         t=(turn1 @ batch.t[..., None])[..., 0],
+        E=turn1 @ batch.E @ turn0.mT,
     )
 
 
@@ -217,6 +230,7 @@ def mirror(draw: Draw, batch: Batch, probability: float) -> Batch:
         angles=torch.where(mirrored[:, None, None] > 0, math.pi - batch.angles, batch.angles),
         R=flip[:, :, None] * batch.R * flip[:, None, :],
         t=flip * batch.t,
+        E=flip[:, :, None] * batch.E * flip[:, None, :],
     )
 
 
@@ -232,6 +246,7 @@ def swap(draw: Draw, batch: Batch, probability: float) -> Batch:
         angles=torch.where(of_matches, batch.angles.flip(-1), batch.angles),
         R=torch.where(of_matches, batch.R.mT, batch.R),
         t=torch.where(swapped[:, None], back, batch.t),
+        E=torch.where(of_matches, batch.E.mT, batch.E),
     )
 
 
@@ -255,5 +270,5 @@ def second_motion(draw: Draw, batch: Batch, probability: float) -> Batch:
         chosen = theirs if values.dim() == 2 else theirs[..., None]
         return torch.where(chosen, take(values.roll(1, 0), order), take(values, own_order))
 
-    names = [f.name for f in fields(Batch) if f.name not in ("R", "t")]
+    names = [f.name for f in fields(Batch) if f.name not in ("R", "t", "E")]
     return replace(batch, **{name: merged(getattr(batch, name)) for name in names})

@@ -154,3 +154,5 @@ class Batch:
     """[B x 3 x 3] rotation from the first camera to the second."""
     t: Tensor
     """[B x 3] direction of translation, of length 1."""
+    E: Tensor
+    """[B x 3 x 3] the true geometry of `matches` as they are normalised, p1^T E p0 = 0: [t]x R where they are rays."""

@@ -60,7 +60,7 @@ class BatchSettings(Settings):
     """How often up to a tenth of the matches end outside of the image: undistorted corners, bad keypoints."""
     second_motion: float = 0.15
     """How often a part of the first image shows what another pair of the batch has there: two motions in one problem,
-    the inliers of both being inliers. R and t are those of the first."""
+    the inliers of both being inliers. R, t and E are those of the first."""
 
     def check(self) -> None:
         for name in ("batch_size", "matches"):

@@ -171,6 +171,7 @@ def synthesize(
         body=body * mask,
         R=R[:, 0],
         t=t[:, 0] / t[:, 0].norm(dim=-1, keepdim=True),
+        E=E[:, 0],
         focal0=camera0.focal,
         focal1=camera1.focal,
     )

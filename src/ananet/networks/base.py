@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -64,12 +64,25 @@ class BlockView:
     """[H x N] the same after sigmoid(alpha h)."""
 
 
+class Supervision(NamedTuple):
+    """What training looks at in an answer; everything is [B x N]."""
+
+    stages: list[Tensor]
+    """Logits of every stage, the final ones last: the class loss of each counts."""
+    layers: list[Tensor]
+    """Logits that layers inside work with: the mean of their class losses counts as one more."""
+    weights: list[Tensor]
+    """Of every weighted eight-point solution that the geometric loss looks at, the final ones last."""
+
+
 class Network(nn.Module):
     """Scores matches. A subclass has a `name`, its `Settings`, and implements `forward`."""
 
     name: ClassVar[str]
     Settings: ClassVar[type[NetworkSettings]] = NetworkSettings
     settings: NetworkSettings
+    geometric: ClassVar[Literal["inliers", "virtual", "matrix"]] = "inliers"
+    """The geometric loss that its authors train it with, where training has one: see `training.loss`."""
 
     def __init__(self, settings: NetworkSettings | None = None) -> None:
         super().__init__()
@@ -93,9 +106,17 @@ class Network(nn.Module):
         """Logits of every stage that is supervised, [B x N] each, the final ones last."""
         return [self(matches, mask)]
 
+    def supervision(self, matches: Tensor, mask: Tensor | None = None) -> Supervision:
+        """All that training supervises; a network that learns by more than its stages says so here."""
+        stages = self.stages(matches, mask)
+        return Supervision(stages, [], [inlier_weights(logits.float()) for logits in stages])
+
     @abstractmethod
     def rescale_logits(self, scale: float, shift: float) -> None:
         """Make the logits scale * logits + shift: how a fit of scores to probabilities becomes part of the weights."""
+
+    def prepare_to_compile(self) -> None:
+        """Called before training compiles the network: take out of the graph what cannot be in it."""
 
     def block_features(self, matches: Tensor) -> list[Tensor]:
         """[B x N x C] features that enter the first block and those that leave each, for a look inside; or none."""
@@ -121,6 +142,10 @@ NETWORKS: Registry[Network] = Registry(
     "network",
     {
         "ananet": "ananet.networks.ananet:ANANet",
+        "cne": "ananet.networks.cne:CNe",
+        "acne": "ananet.networks.acne:ACNe",
+        "oanet": "ananet.networks.oanet:OANet",
+        "lmcnet": "ananet.networks.lmcnet:LMCNet",
     },
 )
 
@@ -148,6 +173,11 @@ def rescale_linear(layer: nn.Linear, scale: float, shift: float) -> None:
     """Rescale what a last linear layer of one output gives."""
     layer.weight.mul_(scale)
     layer.bias.mul_(scale).add_(shift)
+
+
+def zero_at_padding(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Logits [B x N] that are 0 where a mask [B x N] is False."""
+    return logits if mask is None else logits.masked_fill(~mask, 0.0)
 
 
 def inlier_weights(logits: Tensor) -> Tensor:

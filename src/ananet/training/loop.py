@@ -29,14 +29,14 @@ from ananet.datasets.sources import StoredPairs, open_stored_pairs
 from ananet.devices import choose_device
 from ananet.errors import InputError
 from ananet.estimators import load_estimator
-from ananet.networks import Network, load_network, make_network, save_network
+from ananet.networks import Network, Supervision, load_network, make_network, save_network
 from ananet.networks.input import SIDE_INPUT, side_input
 from ananet.pruners.learned import LearnedPruner
 from ananet.seeds import generator
 from ananet.training.calibration import fit_scores, labels, pose_scores, predict, score
 from ananet.training.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from ananet.training.data import BatchSource, known_side_input
-from ananet.training.loss import class_loss, geometric_loss
+from ananet.training.loss import class_loss, loss_of_solution
 from ananet.training.muon import OPTIMIZERS
 from ananet.training.progress import Progress
 from ananet.training.settings import TrainSettings
@@ -174,12 +174,15 @@ class Trainer:
         settings, mask = self.settings, batch.mask
         half = settings.precision == "bf16" and self.device.type == "cuda"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-            stages = self.model(self._input(batch), None if full else mask)
+            found = self.model(self._input(batch), None if full else mask)
         loss = torch.zeros((), device=self.device)
-        for logits in stages:
+        for logits in found.stages:
             loss = loss + class_loss(logits, batch.inlier, mask, settings.balance)
-            if settings.geometric_weight and self.step >= settings.geometric_from:
-                loss = loss + settings.geometric_weight * geometric_loss(logits, batch.matches, batch.inlier, mask)
+        for logits in found.layers:
+            loss = loss + class_loss(logits, batch.inlier, mask, settings.balance) / len(found.layers)
+        if settings.geometric_weight and self.step >= settings.geometric_from:
+            for weights in found.weights:
+                loss = loss + settings.geometric_weight * loss_of_solution(self.network.geometric, weights, batch)
         return loss
 
     def _input(self, batch: Batch) -> Tensor:
@@ -242,28 +245,29 @@ class Trainer:
         return scores
 
 
-class _Stages(nn.Module):
-    """A network that answers with all of its stages."""
+class _Supervised(nn.Module):
+    """A network that answers with all that is supervised."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
 
-    def forward(self, matches: Tensor, mask: Tensor | None) -> list[Tensor]:
-        return self.network.stages(matches, mask)
+    def forward(self, matches: Tensor, mask: Tensor | None) -> Supervision:
+        return self.network.supervision(matches, mask)
 
 
 def _trainable(
     network: Network, settings: TrainSettings, device: torch.device, processes: int
-) -> Callable[[Tensor, Tensor | None], list[Tensor]]:
+) -> Callable[[Tensor, Tensor | None], Supervision]:
     """The network as a training step calls it."""
-    stages = _Stages(network)
+    supervised = _Supervised(network)
     if processes > 1:
-        return DistributedDataParallel(stages)
+        return DistributedDataParallel(supervised)
     if settings.compile and device.type == "cuda":
+        network.prepare_to_compile()
         # One CUDA graph forward and one backward: launching a thousand small kernels takes longer than running them.
-        return torch.compile(stages, mode="reduce-overhead", dynamic=False)
-    return stages
+        return torch.compile(supervised, mode="reduce-overhead", dynamic=False)
+    return supervised
 
 
 def _calibration_pairs(settings: TrainSettings, pairs: StoredPairs) -> list[int]:
