@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+from ananet.conflicts import doubt_conflicting
 from ananet.inference.ananet.folded import FoldedANANet
 from ananet.inference.ananet.fused import FusedANANet
-from ananet.pruners.conflicts import doubt_conflicting
 from tests.inference.test_ananet import trained
-from tests.pruners.test_conflicts import crowded
+from tests.test_conflicts import crowded
 
 
 @pytest.mark.parametrize(
@@ -19,10 +19,12 @@ from tests.pruners.test_conflicts import crowded
         {"form": "quadratic", "share_kv": False, "side": ("ratio", "mutual"), "learnable_normalization": False},
         {"form": "cubic", "width": 64, "side": ("size", "angle", "ratio")},
         {"second_order": False, "width": 32, "heads": 2},
+        {"feedback": True, "side": ("ratio", "mutual")},
+        {"feedback": True, "width": 32, "heads": 1, "blocks": 3},
     ],
 )
 def test_agrees_with_the_network(settings, monkeypatch):
-    network = trained(blocks=2, **settings)
+    network = trained(**{"blocks": 2, **settings})
     matches = torch.rand(2, 140, network.settings.channels) * 2 - 1
     lengths = torch.tensor([140, 90])
     mask = torch.arange(140) < lengths[:, None]

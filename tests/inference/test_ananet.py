@@ -27,6 +27,8 @@ def trained(**settings) -> ANANet:
             torch.nn.init.normal_(module.bias, 0, 0.1)
     if network.side_encoder is not None:
         torch.nn.init.normal_(network.side_encoder.linears[-1].weight, 0, 0.1)
+    if network.feedback is not None:
+        torch.nn.init.normal_(network.feedback.encoder.linears[-1].weight, 0, 0.1)
     return network
 
 
@@ -38,10 +40,12 @@ def trained(**settings) -> ANANet:
         {"learnable_normalization": False, "share_kv": False, "side": ("ratio", "mutual")},
         {"side": ("size", "angle", "ratio", "mutual")},
         {"width": 36, "heads": 3},
+        {"feedback": True},
+        {"feedback": True, "side": ("ratio",), "width": 64},
     ],
 )
 def test_folded_network_gives_the_same_logits(settings):
-    network = trained(blocks=2, **settings)
+    network = trained(**{"blocks": 2, **settings})
     engine = engine_for(network, CPU)
     matches = torch.rand(2, 50, network.settings.channels) * 2 - 1
     lengths = torch.tensor([50, 31])

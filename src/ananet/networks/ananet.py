@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from ananet.attention import Form, second_order_attention
 from ananet.attention.reference import CONTEXT, attention_map
 from ananet.checks import check_whole_number
+from ananet.defaults import INLIER_DISTANCE
 from ananet.errors import InputError
-from ananet.networks.base import BlockView, Network, NetworkSettings, rescale_linear
+from ananet.networks.base import BlockView, Network, NetworkSettings, rescale_linear, zero_at_padding
+from ananet.networks.consensus import distance_to_consensus
 from ananet.networks.layers import PointwiseMLP
 
 
@@ -38,6 +40,9 @@ class ANANetSettings(NetworkSettings):
     """Whether the sigmoid that normalises the context has a learned slope alpha (LNN in Table 6)."""
     share_kv: bool = True
     """Whether the value projection is the key projection, as in the authors' code."""
+    feedback: bool = False
+    """Whether the last block is shown how far every match lies from the geometry that the blocks before it agree on.
+    Not in the paper."""
 
     def check(self) -> None:
         # The bounds keep a broken weight file from taking all memory.
@@ -105,6 +110,31 @@ class ANABlock(nn.Module):
         return BlockView(attention[0], context[0], self.second_order.normalize(context)[0].mT)
 
 
+class GeometricFeedback(nn.Module):
+    """Tells features how far their matches lie from the geometry of the matches that are believed so far."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, 1)
+        self.encoder = PointwiseMLP((2, 16, 32, width))
+        # It counts nothing at first, so that a network without it can be trained on with it.
+        nn.init.zeros_(self.encoder.linears[-1].weight)  # type: ignore[arg-type]
+
+    def forward(self, features: Tensor, matches: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The features with what they are told, and the logits [B x N] that say what is believed."""
+        logits = zero_at_padding(self.head(features)[..., 0], mask)
+        with torch.autocast(matches.device.type, enabled=False):
+            belief = torch.sigmoid(logits.to(matches.dtype))
+            shown = distance_channels(distance_to_consensus(matches, belief if mask is None else belief * mask))
+            return features + self.encoder(shown, mask), logits
+
+
+def distance_channels(distance: Tensor) -> Tensor:
+    """[B x N] squared distances to [B x N x 2]: their logarithm, 0 at the paper's label, and how far they lie below."""
+    logarithm = (distance.clamp(1e-8, 1.0).log10() + 4) / 2
+    return torch.stack([logarithm, torch.exp(-distance / INLIER_DISTANCE)], dim=-1)
+
+
 class ANANet(Network):
     """Scores every match by what it attends to, what attends to it, and the company it keeps."""
 
@@ -122,6 +152,7 @@ class ANANet(Network):
             # Side input counts nothing at first, so that a network without it can be trained on with it.
             nn.init.zeros_(self.side_encoder.linears[-1].weight)  # type: ignore[arg-type]
         self.blocks = nn.ModuleList(ANABlock(self.settings) for _ in range(self.settings.blocks))
+        self.feedback = GeometricFeedback(width) if self.settings.feedback else None
         self.head = nn.Linear(width, 1)
 
     def encode(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -135,15 +166,25 @@ class ANANet(Network):
         return features
 
     def forward(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.stages(matches, mask)[-1]
+
+    def stages(self, matches: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         features = self.encode(matches, mask)
-        for block in self.blocks:
+        *first_blocks, last_block = self.blocks
+        for block in first_blocks:
             features = block(features, mask)
-        logits = self.head(features)[..., 0]
-        return logits if mask is None else logits.masked_fill(~mask, 0.0)
+        believed = []
+        if self.feedback is not None:
+            features, logits = self.feedback(features, matches, mask)
+            believed.append(logits)
+        features = last_block(features, mask)
+        return [*believed, zero_at_padding(self.head(features)[..., 0], mask)]
 
     def block_features(self, matches: Tensor) -> list[Tensor]:
         found = [self.encode(matches)]
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks, start=1):
+            if self.feedback is not None and number == len(self.blocks):
+                found[-1], _ = self.feedback(found[-1], matches, None)
             found.append(block(found[-1]))
         return found
 
@@ -155,10 +196,11 @@ class ANANet(Network):
         rescale_linear(self.head, scale, shift)
 
     def start_from(self, other: Network) -> None:
-        """All forms have the same weights, and side input that was not there counts nothing at first."""
+        """All forms have the same weights, and side input or feedback that was not there counts nothing at first."""
         have = other.settings
         if isinstance(have, ANANetSettings):
-            have = replace(have, form=self.settings.form, side=have.side or self.settings.side)
+            want = self.settings
+            have = replace(have, form=want.form, side=have.side or want.side, feedback=have.feedback or want.feedback)
         if have != self.settings:
             super().start_from(other)  # which says what is different
         self.load_state_dict({**self.state_dict(), **other.state_dict()})

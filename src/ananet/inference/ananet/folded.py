@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from ananet.attention import second_order_attention
 from ananet.inference import Progress
-from ananet.networks.ananet import ANABlock, ANANet
+from ananet.networks.ananet import ANABlock, ANANet, GeometricFeedback, distance_channels
+from ananet.networks.base import zero_at_padding
+from ananet.networks.consensus import distance_to_consensus
 from ananet.networks.layers import PointwiseMLP
 
 
@@ -90,6 +92,19 @@ class FoldedBlock:
         return self.settings.width // self.settings.heads
 
 
+class FoldedFeedback:
+    """What the last block is told about the geometry that the blocks before it agree on."""
+
+    def __init__(self, feedback: GeometricFeedback) -> None:
+        self.head = Linear(feedback.head.weight.detach(), feedback.head.bias.detach())
+        self.encoder = fold_mlp(feedback.encoder)
+
+    def __call__(self, features: Tensor, matches: Tensor, mask: Tensor | None) -> Tensor:
+        belief = torch.sigmoid(self.head(features)[..., 0])
+        distance = distance_to_consensus(matches, belief if mask is None else belief * mask)
+        return features + pointwise(self.encoder, distance_channels(distance))
+
+
 class FoldedANANet:
     """The same logits as the network it was folded from, in fewer and larger steps. Runs anywhere."""
 
@@ -98,6 +113,7 @@ class FoldedANANet:
         self.encoder = fold_mlp(network.encoder)
         self.side_encoder = None if network.side_encoder is None else fold_mlp(network.side_encoder)
         self.blocks = [FoldedBlock(block) for block in network.blocks if isinstance(block, ANABlock)]
+        self.feedback = None if network.feedback is None else FoldedFeedback(network.feedback)
         self.head = Linear(network.head.weight.detach(), network.head.bias.detach())
 
     @torch.inference_mode()
@@ -114,11 +130,12 @@ class FoldedANANet:
         if self.side_encoder is not None:
             features = features + pointwise(self.side_encoder, matches[..., 4:])
         for done, block in enumerate(self.blocks, start=1):
+            if self.feedback is not None and done == len(self.blocks):
+                features = self.feedback(features, matches, mask)
             features = block(features, mask)
             if progress is not None:
                 progress(done, len(self.blocks))
-        logits = self.head(features)[..., 0]
-        return logits if mask is None else logits.masked_fill(~mask, 0.0)
+        return zero_at_padding(self.head(features)[..., 0], mask)
 
 
 def pointwise(layers: list[Linear], x: Tensor) -> Tensor:

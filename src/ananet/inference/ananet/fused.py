@@ -1,5 +1,5 @@
-"""ANA-Net on a GPU with Triton: three kernels per block do all the work, in half precision with single-precision sums,
-recorded once as a CUDA graph for each size of batch."""
+"""ANA-Net on a GPU with Triton: three kernels per block do the work and two more the feedback, in half precision with
+single-precision sums, recorded once as a CUDA graph for each size of batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ananet import geometry
 from ananet.attention import MOMENTS
 from ananet.attention.cubic import column_energy
+from ananet.defaults import INLIER_DISTANCE
 from ananet.inference import Progress
 from ananet.inference.ananet.folded import FoldedANANet, FoldedBlock, Linear
+from ananet.networks import consensus
 from ananet.networks.ananet import ANANetSettings
 
 # Sizes of batch whose CUDA graph is kept; the least recently used goes first.
@@ -51,11 +54,13 @@ class FusedANANet:
         self.context_eps = folded.blocks[0].context.norm.eps if folded.blocks[0].context else 0.0
         self.eps = folded.blocks[0].norm.eps
         self.encoder = self._encoder_weights(folded)
-        following = [*folded.blocks[1:], None]
-        self.blocks = [
-            self._block_weights(block, next_block, folded.head)
-            for block, next_block in zip(folded.blocks, following, strict=True)
-        ]
+        # What a block's matches go on to: the projections of the next block, or logits.
+        following: list[Linear] = [*(block.projections for block in folded.blocks[1:]), folded.head]
+        self.feedback: Weights | None = None
+        if folded.feedback is not None:
+            self.feedback = self._feedback_weights(folded)
+            following[-2:-1] = [folded.feedback.head]
+        self.blocks = [self._block_weights(block, then) for block, then in zip(folded.blocks, following, strict=True)]
         self.graphs: OrderedDict[tuple[int, int], Graph] = OrderedDict()
         self.device = folded.head.weight.device
         # Graphs share their memory: each is done with it before the next one runs. None without CUDA, and no graphs.
@@ -69,6 +74,8 @@ class FusedANANet:
             and settings.heads <= 16
             and settings.width // settings.heads in (16, 32, 64, 128)
             and settings.channels <= 16
+            # Feedback comes between two blocks here.
+            and not (settings.feedback and settings.blocks < 2)
         )
 
     @torch.inference_mode()
@@ -116,11 +123,13 @@ class FusedANANet:
         columns = matches.new_empty(self.moments + self.cubic, batch, heads, length)
         mask = torch.arange(length, device=self.device) < lengths[:, None] if self.cubic else None
         logits = matches.new_empty(batch, length)
+        last = len(self.blocks) - 1
         kernels.encode[grid](
             matches, lengths, features, projected, *self.encoder, length,
             CHANNELS=channels, WIDTH=width, PROJECTIONS=self.projections, ROWS=rows, num_warps=warps,
         )  # fmt: skip
-        for weights in self.blocks:
+        for number, weights in enumerate(self.blocks):
+            feedback = self.feedback if number == last - 1 else None
             attend(query, key, value, output, log_sum, lengths, None)
             if self.moments:
                 sum_columns(query, key, log_sum, columns[: self.moments], lengths, None)
@@ -130,8 +139,19 @@ class FusedANANet:
                 features, attended, columns, lengths, projected, logits, *weights, length,
                 batch * heads * length, self.context_eps, self.eps,
                 HEADS=heads, MOMENTS=len(columns), WIDTH=width, PROJECTIONS=self.projections,
-                LAST=weights is self.blocks[-1], ROWS=rows, num_warps=warps,
+                HEAD=number == last or feedback is not None, LAST=number == last, ROWS=rows, num_warps=warps,
             )  # fmt: skip
+            if feedback is not None:
+                distances = matches.new_empty(batch, length)
+                scratch = matches.new_empty(batch, 64, dtype=torch.float64)
+                kernels.find_consensus[(batch,)](
+                    matches, logits, lengths, scratch, distances, length, *consensus.SCALES,
+                    CHANNELS=channels, SQUARINGS=geometry.SQUARINGS, BLOCK=128, num_warps=8,
+                )  # fmt: skip
+                kernels.tell_distance[grid](
+                    distances, lengths, features, projected, *feedback, length, INLIER_DISTANCE,
+                    WIDTH=width, PROJECTIONS=self.projections, ROWS=rows, num_warps=warps,
+                )  # fmt: skip
         return logits
 
     def _record(self, size: tuple[int, int], channels: int) -> Graph:
@@ -151,15 +171,19 @@ class FusedANANet:
         for mlp in (folded.encoder, folded.side_encoder):
             if mlp is not None:
                 first, *others = mlp
-                # Each takes its own channels of all.
-                padded = first.weight.new_zeros(16, 16)
-                padded[channel : channel + first.weight.shape[1]] = first.weight.T
-                channel += first.weight.shape[1]
                 matrices += [layer.weight for layer in others]
-                vectors += [padded, first.bias, *(layer.bias for layer in others)]
+                # Each takes its own channels of all.
+                vectors += [_first_of_16(first.weight, channel), first.bias, *(layer.bias for layer in others)]
+                channel += first.weight.shape[1]
         return self._weights(matrices, vectors, folded.blocks[0].projections)
 
-    def _block_weights(self, block: FoldedBlock, following: FoldedBlock | None, head: Linear) -> Weights:
+    def _feedback_weights(self, folded: FoldedANANet) -> Weights:
+        assert folded.feedback is not None
+        first, *others = folded.feedback.encoder
+        vectors = [_first_of_16(first.weight, 0), first.bias, *(layer.bias for layer in others)]
+        return self._weights([layer.weight for layer in others], vectors, folded.blocks[-1].projections)
+
+    def _block_weights(self, block: FoldedBlock, following: Linear) -> Weights:
         matrices, vectors = [], []
         if block.context is not None:
             first, *others = block.context.layers
@@ -174,18 +198,25 @@ class FusedANANet:
             vectors += block.context.norm[:2]
         matrices += [block.merge_features.weight, block.merge_attended, block.merge.weight]
         vectors += [block.merge_features.bias, block.merge.bias, *block.norm[:2]]
-        if following is None:
-            return self._weights(matrices, [*vectors, head.weight, head.bias], None)
-        return self._weights(matrices, vectors, following.projections)
+        return self._weights(matrices, vectors, following)
 
-    def _weights(self, matrices: list[Tensor], vectors: list[Tensor], projections: Linear | None) -> Weights:
-        if projections is not None:
-            matrices = [*matrices, *projections.weight.split(self.settings.width)]
-            vectors = [*vectors, projections.bias]
+    def _weights(self, matrices: list[Tensor], vectors: list[Tensor], following: Linear) -> Weights:
+        if len(following.weight) == 1:  # a head works in single precision
+            vectors = [*vectors, following.weight, following.bias]
+        else:
+            matrices = [*matrices, *following.weight.split(self.settings.width)]
+            vectors = [*vectors, following.bias]
         return Weights(
             torch.cat([matrix.T.flatten() for matrix in matrices]).to(self.dtype),
             torch.cat([vector.flatten() for vector in vectors]).float(),
         )
+
+
+def _first_of_16(weight: Tensor, channel: int) -> Tensor:
+    """[16 x 16] transposed weights of a first layer that reads the channels from the given one on."""
+    padded = weight.new_zeros(16, 16)
+    padded[channel : channel + weight.shape[1]] = weight.T
+    return padded
 
 
 def bucket(length: int) -> int:
