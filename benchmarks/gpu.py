@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from ananet.attention import VARIABLE, second_order_attention
+from ananet.conflicts import doubt_conflicting
 from ananet.inference import engine_for
 from ananet.networks import ANANet, ANANetSettings
-from ananet.pruners.conflicts import doubt_conflicting
 
 DEVICE = torch.device("cuda")
 PRECISIONS = {

@@ -23,25 +23,38 @@ def found(pair):
 
 
 def test_a_known_motion_is_found(pair, found):
-    assert (found.detector, found.pruner, found.estimator) == ("sift", "ananet", "ransac")
+    assert (found.detector, found.pruner, found.estimator) == ("sift", "ananet-ratio", "poselib")
     assert found.overlap.found and 100 < found.kept.mask.sum() < len(found.matches)
     angle = np.degrees(np.arccos((np.trace(found.pose.R @ pair.R.T) - 1) / 2))
     assert angle < 5
-    assert len(found.pose.inliers) == found.kept.mask.sum()
+    assert len(found.pose.inliers) == len(found.matches) and not found.pose.inliers[~found.kept.mask].any()
     assert list(found.milliseconds) == ["detect", "match", "prune", "verify", "pose"]
 
 
 def test_it_is_what_its_steps_give_one_by_one(pair, found):
-    detector, pruner = load_detector("sift"), ananet.load("ananet", device="cpu")
+    detector, pruner = load_detector("sift"), ananet.load("ananet-ratio", device="cpu")
     features0, features1 = detector.batch([pair.image0, pair.image1])
     np.testing.assert_array_equal(found.features0.points, features0.points)
     matches = match(features0, features1, K0=pair.K0, K1=pair.K1)
     kept = pruner(matches)
     np.testing.assert_array_equal(found.kept.mask, kept.mask)
-    pose = load_estimator("ransac").pose(matches[kept.mask])
+    pose = load_estimator("poselib").pose(matches, kept)
     np.testing.assert_array_equal(found.pose.R, pose.R)
     again = match_photos(pair.image0, pair.image1, detector=detector, pruner=pruner, K0=pair.K0, K1=pair.K1)
     np.testing.assert_array_equal(again.kept.logits, found.kept.logits)
+
+
+def test_a_second_look(pair, found):
+    again = match_photos(
+        found.features0, found.features1, K0=pair.K0, K1=pair.K1, refine=True, photos=(pair.image0, pair.image1)
+    )
+    refined = again.refined
+    assert refined is not None and len(refined.aligned) == again.kept.mask.sum() and refined.aligned.mean() > 0.7
+    moved = (again.matches.points1 - found.matches.points1).norm(dim=1).numpy()
+    assert (moved[~again.kept.mask] == 0).all() and 0 < np.median(moved[again.kept.mask]) < 1
+    assert found.refined is None and list(again.milliseconds)[4] == "refine"
+    with pytest.raises(InputError, match="refine: a second look needs the photos"):
+        match_photos(found.features0, found.features1, refine=True)
 
 
 def test_matches_point_at_their_keypoints(found):

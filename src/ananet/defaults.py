@@ -1,8 +1,10 @@
 """Numbers and names that several rooms share, each written once. Imports nothing, so that `--help` stays quick."""
 
-PRUNER = "ananet"
+PRUNER = "auto"
 DETECTOR = "sift"
-ESTIMATOR = "ransac"
+ESTIMATOR = "poselib"
+# What evaluation reports: the paper's, and the default.
+REPORTED_ESTIMATORS = ("ransac", ESTIMATOR)
 
 # The paper's features: 2000 keypoints of an image.
 MAX_KEYPOINTS = 2000
@@ -10,5 +12,5 @@ MAX_KEYPOINTS = 2000
 INLIER_DISTANCE = 1e-4
 # Mutual matches below this ratio of descriptor distances are called distinctive; in most photos most of them are right.
 DISTINCTIVE_RATIO = 0.8
-# Inlier threshold of estimators, in pixels.
+# Inlier threshold of estimators that have no other, in pixels.
 THRESHOLD_PIXELS = 1.0

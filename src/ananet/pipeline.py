@@ -17,6 +17,8 @@ from ananet.features import Detector, Features, load_detector, match
 from ananet.images import read_image
 from ananet.overlap import Overlap, check_overlap, measure_parallax
 from ananet.pruners import Pruned, Pruner, load
+from ananet.refinement import Refined
+from ananet.refinement import refine as refine_matches
 from ananet.stopwatch import Stopwatch
 
 # Degrees. Below, the direction of the movement is a matter of noise.
@@ -36,14 +38,19 @@ class PhotoMatches:
     overlap: Overlap
     """Whether the photos show the same thing at all."""
     pose: Pose | None
-    """From the kept matches; None without cameras, without overlap, or where the estimator has no answer."""
+    """From the kept matches, of which its `inliers` are a part; None without cameras, without overlap, or where the
+    estimator has no answer."""
     detector: str
     pruner: str
+    """Whose answer `kept` is: where the pruner chose a network, that one."""
     estimator: str
     milliseconds: dict[str, float]
     """Of each step."""
     parallax: float | None = None
     """Degrees, median over the pose's inliers: how much the camera's movement shows. None without a pose."""
+    refined: Refined | None = None
+    """What a second look at the photos gave, of the kept matches alone; `matches` has the points that it moved. None
+    without a second look, and without overlap."""
 
     @property
     def rotation_only(self) -> bool:
@@ -62,6 +69,8 @@ def match_photos(
     K1: Array | None = None,
     device: str | torch.device = "auto",
     names: tuple[str, str] | None = None,
+    refine: bool = False,
+    photos: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> PhotoMatches:
     """Match two photos, prune the matches, and estimate the pose if cameras are given.
 
@@ -73,16 +82,24 @@ def match_photos(
         K0, K1: [3 x 3] camera matrices of the upright photos. Without them there is no pose.
         device: of what is loaded by name.
         names: of the photos in error messages; their paths unless given.
+        refine: take a second look at the photos, which moves the second points of kept matches to where both photos
+            agree best. Points become more precise; a pose hardly changes.
+        photos: the photos as arrays, for a second look where `Features` stand in their place.
     """
     detector = load_detector(detector, device=device) if isinstance(detector, str) else detector
     pruner = pruner if isinstance(pruner, Pruner) else load(pruner, device=device)
     estimator = load_estimator(estimator) if isinstance(estimator, str) else estimator
     watch = Stopwatch()
-    features = []
+    features, pixels = [], list(photos or ())
     for number, image in enumerate((image0, image1)):
         name = names[number] if names else str(image) if isinstance(image, str | Path) else f"image{number}"
+        image = read_image(image) if isinstance(image, str | Path) else image
         features.append(find_features(detector, image, name))
+        if photos is None and not isinstance(image, Features):
+            pixels.append(image)
     features0, features1 = features
+    if refine and len(pixels) < 2:
+        raise InputError("refine: a second look needs the photos, expected image0 and image1 or photos, got Features")
     watch.lap("detect")
     matches = match(features0, features1, K0=K0, K1=K1)
     watch.lap("match")
@@ -90,12 +107,18 @@ def match_photos(
     watch.lap("prune")
     overlap = check_overlap(matches, kept.mask)
     watch.lap("verify")
+    refined = None
+    if refine and overlap.found:
+        refined = refine_matches(pixels[0], pixels[1], matches[kept.mask], device=device)
+        points1 = matches.points1.clone()
+        points1[torch.as_tensor(kept.mask)] = refined.matches.points1
+        matches = matches.changed(points1=points1)
+        watch.lap("refine")
     pose, parallax = None, None
     if overlap.found and matches.calibrated:
-        good = matches[kept.mask]
-        pose = estimator.pose(good)
+        pose = estimator.pose(matches, kept)
         if pose is not None:
-            parallax = measure_parallax(good[pose.inliers], pose.R, estimator.ray_threshold(good))
+            parallax = measure_parallax(matches[pose.inliers], pose.R, estimator.ray_threshold(matches))
         watch.lap("pose")
     return PhotoMatches(
         features0,
@@ -105,24 +128,24 @@ def match_photos(
         overlap,
         pose,
         detector.name,
-        pruner.name,
+        kept.pruner,
         estimator.name,
         watch.milliseconds,
         parallax,
+        refined,
     )
 
 
-def find_features(detector: Detector, image: np.ndarray | str | Path | Features, name: str) -> Features:
+def find_features(detector: Detector, image: np.ndarray | Features, name: str) -> Features:
     """The keypoints of one photo, at least one; `name` is the photo's in error messages."""
     if isinstance(image, Features):
         found = image
     else:
-        pixels = read_image(image) if isinstance(image, str | Path) else image
         try:
-            found = detector.detect(pixels)
+            found = detector.detect(image)
         except (cv2.error, MemoryError) as error:
             # Too many pixels for OpenCV, or for the memory.
-            height, width = pixels.shape[:2]
+            height, width = image.shape[:2]
             reason = getattr(error, "err", "") or str(error) or "out of memory"
             raise InputError(
                 f"{name}: expected a photo that the detector can work on, got {width} x {height} pixels ({reason})"

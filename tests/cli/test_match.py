@@ -28,7 +28,8 @@ def test_match_with_cameras(photos, tmp_path, run):
     angle = np.degrees(np.arccos((np.trace(R @ motorcycle().R.T) - 1) / 2))
     assert angle < 5
     assert set(result["milliseconds"]) == {"detect", "match", "prune", "verify", "pose"}
-    assert (result["pose"]["estimator"], result["pose"]["threshold_pixels"]) == ("ransac", 1.0)
+    assert (result["pose"]["estimator"], result["pose"]["threshold_pixels"]) == ("poselib", 0.75)
+    assert result["pose"]["handover"] == "one-to-one" and result["pruner"] == "ananet-ratio"
 
 
 def test_the_estimator_and_its_options(photos, tmp_path, run):
@@ -38,6 +39,20 @@ def test_the_estimator_and_its_options(photos, tmp_path, run):
     assert code == 0 and pose["estimator"] == "magsac@threshold=2.0" and pose["threshold_pixels"] == 2
     code, out, _ = run(*both, "--estimator", "poselib", "--threshold", 0.5, "--confidence", 0.9)
     assert code == 0 and "poselib@threshold=0.5@confidence=0.9 at 0.5 px" in out
+
+
+def test_a_second_look(photos, tmp_path, run):
+    saved = tmp_path / "m.npz"
+    both = ("match", photos / "a.jpg", photos / "b.jpg", "--focal", 995, "-o", tmp_path / "o.png", *FAST)
+    code, out, _ = run(*both, "--refine", "--save", saved)
+    assert code == 0 and "of the kept, by fractions of a pixel" in out and "refine" in out
+    arrays = np.load(saved)
+    assert np.isnan(arrays["correlation"]).tolist() == (~arrays["mask"]).tolist()
+    plain = tmp_path / "plain.npz"
+    run(*both, "--save", plain)
+    moved = np.linalg.norm(arrays["points1"] - np.load(plain)["points1"], axis=1)
+    assert (moved[~arrays["mask"]] == 0).all() and 0 < np.median(moved[arrays["mask"]]) < 1
+    assert json.loads(run(*both, "--refine", "--json")[1])["refined"] == (moved > 0).sum()
 
 
 def test_match_without_cameras_says_how_to_get_a_pose(photos, tmp_path, run):
@@ -84,7 +99,7 @@ def test_bad_photos_are_one_clear_line(photos, tmp_path, run):
         (["--max-keypoints", "99999999999"], "max_keypoints: expected a whole number from 1 to"),
         (["--detector", "surf"], "detector: expected one of sift, orb, got 'surf'"),
         (["--detector", "sift@colour=1"], "options of the detector 'sift': expected some of"),
-        (["--estimator", "lmeds"], "estimator: expected one of ransac, magsac, poselib, got 'lmeds'"),
+        (["--estimator", "lmeds"], "estimator: expected one of poselib, ransac, magsac, got 'lmeds'"),
         (["--k0", ""], "--k0: expected fx,fy,cx,cy"),
         (["--threshold", "inf"], "--threshold: expected a positive"),
         (["--images", "."], "--images: expected together with --pairs"),
@@ -218,7 +233,7 @@ def test_a_camera_that_only_turned(photos, tmp_path, run):
     pose = json.loads(run(*both, "--json")[1])["pose"]
     assert pose["rotation_only"] and pose["parallax_degrees"] < 0.5
     moved = run("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", "--focal", 995, *FAST)[1]
-    assert "pose       ransac" in moved and "hardly moved" not in moved
+    assert "pose       poselib at 0.75 px of kept matches that are one to one" in moved and "hardly moved" not in moved
 
 
 def test_nothing_kept(photos, tmp_path, run):

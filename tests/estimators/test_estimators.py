@@ -9,19 +9,20 @@ from ananet.estimators.poselib import PoseLib
 
 
 def test_names_and_options():
-    assert ESTIMATORS.names == ["ransac", "magsac", "poselib"]
-    assert isinstance(load_estimator(), RANSAC)
+    assert ESTIMATORS.names == ["poselib", "ransac", "magsac"]
+    assert isinstance(load_estimator(), PoseLib)
+    assert isinstance(load_estimator("ransac"), RANSAC)
     assert isinstance(load_estimator("magsac"), MAGSAC)
-    given = load_estimator("poselib@loss=cauchy@loss_scale=0.25", confidence=0.99)
+    given = load_estimator("poselib@loss=huber@loss_scale=0.5", confidence=0.99)
     assert isinstance(given, PoseLib)
-    assert given.name == "poselib@loss=cauchy@loss_scale=0.25@confidence=0.99"
+    assert given.name == "poselib@loss=huber@loss_scale=0.5@confidence=0.99"
     assert repr(load_estimator("magsac@use_scores=true")) == "<estimator magsac@use_scores=true>"
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("lmeds", "estimator: expected one of ransac, magsac, poselib, got 'lmeds'"),
+        ("lmeds", "estimator: expected one of poselib, ransac, magsac, got 'lmeds'"),
         ("ransac@threshold=high", "threshold: expected a number, got 'high'"),
         ("ransac@loss=huber", "options of the estimator 'ransac': expected some of threshold, confidence, use_scores"),
         ("magsac@threshold", "estimator: expected an option as name=value after '@', got 'threshold'"),

@@ -1,22 +1,11 @@
-import sys
-
 import numpy as np
 import pytest
 import torch
 
-from ananet import Correspondences, InputError, MissingExtraError, estimate_pose
+from ananet import Correspondences, InputError, estimate_pose
 from ananet.estimators import load_estimator
 from ananet.geometry import rotation_error
 from tests.conftest import make_problem
-
-
-def test_poselib_missing_says_what_to_install(problem, monkeypatch):
-    monkeypatch.setitem(sys.modules, "poselib", None)
-    with pytest.raises(
-        MissingExtraError,
-        match=r"this needs the package poselib: pip install poselib \(it belongs to ananet's extra 'poselib'\)",
-    ):
-        estimate_pose(problem.matches, "poselib")
 
 
 def test_options_reach_poselib():
@@ -29,7 +18,9 @@ def test_options_reach_poselib():
     }
     assert given.refinement == {"loss_type": "CAUCHY", "loss_scale": 0.25}
     plain = load_estimator("poselib")
-    assert "success_prob" not in plain.sampling and plain.refinement == {}
+    assert "success_prob" not in plain.sampling and plain.sampling["max_epipolar_error"] == 0.75
+    assert plain.refinement == {"loss_type": "CAUCHY", "loss_scale": 0.25} and plain.handover == "one-to-one"
+    assert load_estimator("poselib@loss=huber@loss_scale=none").refinement == {"loss_type": "HUBER"}
     assert load_estimator("poselib@loss=none").refinement == {}
 
 

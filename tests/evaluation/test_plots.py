@@ -18,7 +18,8 @@ def is_a_picture(image: np.ndarray) -> bool:
 def test_an_evaluation_has_its_plots(evaluation):
     found = plots.evaluation_plots(evaluation)
     assert sorted(found) == [
-        "auc-ransac", "f1-by-inlier-ratio", "neighbours-first", "neighbours-second", "precision-recall", "reliability",
+        "auc-poselib", "auc-ransac", "f1-by-inlier-ratio", "neighbours-first", "neighbours-second", "precision-recall",
+        "reliability",
     ]  # fmt: skip
     for name, picture in found.items():
         assert is_a_picture(picture), name

@@ -44,7 +44,8 @@ def test_reports_as_json(evaluation):
     (report,) = reports.reports_as_json([evaluation])
     json.dumps(report, allow_nan=False)
     assert report["pairs"] == 3 and report["kind"] == "posed scenes"
-    assert report["estimators"] == {"ransac": evaluation.pose_settings.describe("ransac")}
+    names = ("ransac", "poselib")
+    assert report["estimators"] == {name: evaluation.pose_settings.describe(name) for name in names}
     assert report["pruners"]["all"]["recall"] == 1 and len(report["pruners"]["all"]["poses"]["ransac"]["auc"]) == 3
     (table,) = reports.reports_as_json([evaluation], table=5)
     assert table["rows"] == reports.table_5([evaluation], "ransac") and table["estimator"] == "ransac"

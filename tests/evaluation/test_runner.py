@@ -41,9 +41,9 @@ def test_evaluate(world, tmp_path, capsys):
     )  # fmt: skip
     assert code == 0, err
     assert "scenes (posed scenes): 3 pairs of 1 scene" in out
-    assert "Pose: ransac, threshold 1 px / mean focal length, confidence 0.99999; SIFT, 300 keypoints, photos at" in out
+    assert "Pose: ransac, threshold 1 px / mean focal length, confidence 0.99999, all kept matches; SIFT, 300" in out
     assert sorted(p.stem for p in (tmp_path / "plots").iterdir()) == [
-        "auc-ransac", "f1-by-inlier-ratio", "neighbours-tiny", "precision-recall", "reliability",
+        "auc-poselib", "auc-ransac", "f1-by-inlier-ratio", "neighbours-tiny", "precision-recall", "reliability",
     ]  # fmt: skip
     assert sorted(p.stem for p in (tmp_path / "predictions").iterdir()) == ["all", "ratio", "tiny"]
     (scores,) = json.loads((tmp_path / "scores.json").read_text())
@@ -180,12 +180,12 @@ def test_pruners_are_chosen_by_name_and_file(world):
 
 def test_an_evaluation_knows_its_matches(evaluation):
     assert (evaluation.source, evaluation.kind, evaluation.scenes) == ("scenes", "posed scenes", ["room"] * 3)
-    assert evaluation.inlier_ratios.shape == (3,) and evaluation.estimators == ("ransac",)
+    assert evaluation.inlier_ratios.shape == (3,) and evaluation.estimators == ("ransac", "poselib")
     scores, inlier = evaluation.pooled("second")
     assert len(scores) == len(inlier) == sum(map(len, evaluation.inliers))
     assert ((scores > 0) & (scores < 1)).all()
     written = scores_as_json(evaluation)
-    assert written["match_settings"]["max_keypoints"] == 100 and written["pose_settings"]["threshold"] == 1.0
+    assert written["match_settings"]["max_keypoints"] == 100 and written["pose_settings"]["threshold"] is None
     json.dumps(written, allow_nan=False)
 
 
@@ -208,7 +208,7 @@ def test_several_estimators_with_options_score_the_same_matches(world):
         (["scenes", "--pruner", "all,all"], "pruner: expected different names"),
         (
             ["scenes", "--pruner", "all", "--estimator", "lmeds"],
-            "estimator: expected one of ransac, magsac, poselib",
+            "estimator: expected one of poselib, ransac, magsac",
         ),
         (["scenes", "--pruner", "all", "--threshold", "-1"], "threshold: expected a positive number"),
         (["scenes", "--pruner", "ratio@threshold=-5"], "threshold: expected a ratio between 0 and 1, got -5"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ananet
-from ananet import Correspondences, InputError
+from ananet import Correspondences, InputError, load
 from ananet.pruners.base import LARGEST_LOGIT, Pruned, Pruner, answer, margin
 from tests.pruners.answers import check_answer
 
@@ -45,7 +45,7 @@ def test_what_lies_above_the_decision_is_kept(decision):
     kept = Fixed(logits, decision)(points, points)
     check_answer(kept, 8, decision)
     assert kept.mask.tolist() == [False, False, False, True, True, False, True, False]
-    assert repr(kept) == "Pruned(3 of 8 matches kept)"
+    assert repr(kept) == "Pruned(3 of 8 matches kept by fixed)"
 
 
 def test_kept_matches_come_best_first():
@@ -57,9 +57,9 @@ def test_kept_matches_come_best_first():
 
 def test_answers_come_as_the_points_came():
     pair = Correspondences(np.zeros((2, 2)), np.zeros((2, 2)))
-    assert isinstance(answer(pair, torch.zeros(2), 0.0).mask, np.ndarray)
+    assert isinstance(answer(pair, torch.zeros(2), load("all")).mask, np.ndarray)
     pair = Correspondences(torch.zeros(2, 2), torch.zeros(2, 2))
-    found = answer(pair, torch.zeros(2, requires_grad=True), 0.0)
+    found = answer(pair, torch.zeros(2, requires_grad=True), load("all"))
     assert isinstance(found, Pruned) and isinstance(found.mask, torch.Tensor) and not found.logits.requires_grad
 
 

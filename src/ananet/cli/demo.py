@@ -63,29 +63,29 @@ def run(arguments: argparse.Namespace) -> int:
     points0, points1 = matches.numpy_points()
     error = match_errors(pair, points0, points1)
     everything = np.ones(len(matches), bool)
-    before = quality(pair, matches, everything, error)
-    after = quality(pair, matches, kept.mask, error)
+    before = quality(pair, matches, load("all")(matches), error)
+    after = quality(pair, matches, kept, error)
     # Where nothing was measured, nothing is drawn or counted; the poses use all matches, as a user's would.
     measured, correct = ~np.isnan(error), error < CORRECT_WITHIN
     pictures = []
     for title, mask, numbers in (
         ("all matches", everything, before),
-        (f"kept by {pruner.name}", kept.mask, after),
+        (f"kept by {found.pruner}", kept.mask, after),
     ):
         caption = f"{title}: {numbers['precision']:.0%} of {numbers['measured']} right (green)"
         shown = mask & measured
         pictures.append(draw_matches(pair.image0, pair.image1, points0[shown], points1[shown], correct[shown], caption))
     save_picture(arguments.output, stack(*pictures))
-    result = {"pruner": pruner.name, "before": before, "after": after, "picture": str(arguments.output)}
+    result = {"pruner": found.pruner, "before": before, "after": after, "picture": str(arguments.output)}
     if arguments.json:
         print_json(result)
         return 0
     print(f"Middlebury motorcycle, right camera turned by {TURN[0]:g}, {TURN[1]:g}, {TURN[2]:g} degrees; SIFT matches.")
     print(f"Right: within {CORRECT_WITHIN:g} px of the measured place, where one was measured.")
-    print(f"Pose: {ESTIMATOR} at 1 px; errors in degrees, median of {RUNS} runs over shuffled matches.\n")
+    print(f"Pose: {ESTIMATOR} as it runs by default; errors in degrees, median of {RUNS} runs over shuffled matches.\n")
     rows = [
         {"": title, **numbers}
-        for title, numbers in (("all putative matches", before), (f"kept by {pruner.name}", after))
+        for title, numbers in (("all putative matches", before), (f"kept by {found.pruner}", after))
     ]
     print(format_table(rows))
     print(f"\nPicture: {arguments.output} (above all matches, below the kept ones; green right, red wrong)")
@@ -144,19 +144,20 @@ def match_errors(pair: MeasuredPair, points0: np.ndarray, points1: np.ndarray) -
     return np.linalg.norm(points1 - target[:, :2] / target[:, 2:], axis=1)
 
 
-def quality(pair: MeasuredPair, matches: Any, mask: np.ndarray, error: np.ndarray) -> dict[str, Any]:
+def quality(pair: MeasuredPair, matches: Any, kept: Any, error: np.ndarray) -> dict[str, Any]:
     import torch
 
     from ananet.estimators import load_estimator
     from ananet.geometry import rotation_error, translation_error
 
-    correct = error < CORRECT_WITHIN
+    mask, correct = kept.mask, error < CORRECT_WITHIN
     hits = int((mask & correct).sum())
     precision, recall = hits / max((mask & ~np.isnan(error)).sum(), 1), hits / max(correct.sum(), 1)
     # A single RANSAC run is a matter of luck, and the order of the matches decides it.
     rng = np.random.default_rng(0)
     estimator = load_estimator(ESTIMATOR)
-    poses = [estimator.pose(matches[rng.permutation(np.flatnonzero(mask))]) for _ in range(RUNS)]
+    taken = np.flatnonzero(estimator.taken(matches, kept))
+    poses = [estimator.pose(matches[rng.permutation(taken)]) for _ in range(RUNS)]
     R, t = torch.from_numpy(pair.R), torch.from_numpy(pair.t)
     rotations = [rotation_error(torch.from_numpy(pose.R), R).item() for pose in poses if pose is not None]
     translations = [translation_error(torch.from_numpy(pose.t), t).item() for pose in poses if pose is not None]

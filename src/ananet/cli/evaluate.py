@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ananet.checks import check_whole_number
 from ananet.cli.arguments import add_detector, add_device, add_json, print_json
-from ananet.defaults import ESTIMATOR
+from ananet.defaults import REPORTED_ESTIMATORS
 from ananet.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,16 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--estimator",
-        default=ESTIMATOR,
+        default=",".join(REPORTED_ESTIMATORS),
         metavar="A,B,...",
-        help=f"ransac, magsac, poselib; NAME@option=value sets an option (default: {ESTIMATOR})",
+        help="ransac, magsac, poselib; NAME@option=value sets an option, such as poselib@handover=kept (default: "
+        f"{','.join(REPORTED_ESTIMATORS)})",
     )
     parser.add_argument(
         "--protocol",
         choices=("plain", "yfcc", "sun3d"),
         default="plain",
-        help="plain: 1 px at original size. yfcc: 1 px at longest side 1600, confidence 0.99999. "
-        "sun3d: 0.001 in calibrated coordinates, confidence 0.99 (default: plain)",
+        help="plain: each estimator's own threshold at original size. yfcc: 1 px at longest side 1600, confidence "
+        "0.99999. sun3d: 0.001 in calibrated coordinates, confidence 0.99 (default: plain)",
     )
     parser.add_argument("--threshold", type=float, metavar="T", help="of the estimator, in place of the protocol's")
     parser.add_argument(

@@ -71,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ananet.features import load_detector
     from ananet.pipeline import match_photos
     from ananet.pruners import LearnedPruner, load
+    from ananet.pruners.best import Best
 
     detector = load_detector(arguments.detector, device=arguments.device, max_keypoints=arguments.max_keypoints)
     pruners = [load(name, device=arguments.device) for name in arguments.pruner.split(",")]
@@ -82,16 +83,20 @@ def run(arguments: argparse.Namespace) -> int:
     inlier = _labels(pose, matches)
     arguments.output.mkdir(parents=True, exist_ok=True)
 
-    answers = {pruner.name: pruner(matches) for pruner in pruners}
+    by_name = {pruner.name: pruner for pruner in pruners}
+    answers = {name: pruner(matches) for name, pruner in by_name.items()}
     pictures = {"matches": grid([_panel(n, a, matches, image0, image1, inlier) for n, a in answers.items()], columns=2)}
     result: dict[str, Any] = {
         "matches": len(matches),
         "labels": "pose" if inlier is not None else "kept and removed",
         "pruners": {name: int(answer.mask.sum()) for name, answer in answers.items()},
     }
-    learned = next((pruner for pruner in pruners if isinstance(pruner, LearnedPruner)), None)
+    networks = {
+        name: pruner.chosen(matches) if isinstance(pruner, Best) else pruner for name, pruner in by_name.items()
+    }
+    name, learned = next(((n, p) for n, p in networks.items() if isinstance(p, LearnedPruner)), ("", None))
     if learned is not None:
-        answer = answers[learned.name]
+        answer = answers[name]
         pictures |= _look_inside(arguments, learned, matches, answer, image0, image1, inlier, result)
     for name, picture in pictures.items():
         save_picture(arguments.output / f"{name}.png", picture)

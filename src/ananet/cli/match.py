@@ -139,20 +139,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--estimator",
         default=ESTIMATOR,
         metavar="NAME",
-        help="of the pose: ransac, magsac, or poselib, which is the most accurate and an extra; NAME@option=value sets "
-        f"an option (default: {ESTIMATOR})",
+        help="of the pose: poselib, which is the most accurate, ransac or magsac; NAME@option=value sets an option, "
+        f"such as poselib@handover=kept for a pose of all kept matches (default: {ESTIMATOR})",
     )
     parser.add_argument(
         "--threshold",
         type=float,
         metavar="PX",
-        help=f"of the estimator (default: {THRESHOLD_PIXELS:g})",
+        help=f"of the estimator (default: 0.75 for poselib, {THRESHOLD_PIXELS:g} for the others)",
     )
     parser.add_argument(
         "--confidence",
         type=float,
         metavar="C",
         help="at which the estimator stops drawing (default: 0.99999, PoseLib's own)",
+    )
+    parser.add_argument(
+        "--refine",
+        action="store_true",
+        help="take a second look at the photos: second points of kept matches move by fractions of a pixel to where "
+        "both photos agree best",
     )
     add_pruner(parser)
     add_json(parser)
@@ -179,7 +185,7 @@ def run(arguments: argparse.Namespace) -> int:
     pruner = load(arguments.pruner, device=arguments.device)
     uses = Counter(path for pair in pairs for path in (pair.image0, pair.image1))
     photos = Photos(detector, use_exif=not arguments.no_exif, uses=uses)
-    matcher = Matcher(photos, choose_cameras, pruner, estimator)
+    matcher = Matcher(photos, choose_cameras, pruner, estimator, arguments.refine, arguments.device)
     return _report_many(matcher, pairs, arguments.json) if many else _report_one(matcher, pairs[0], arguments.json)
 
 
@@ -191,6 +197,8 @@ class Matcher:
     choose_cameras: Callable[[Photo, Photo], Cameras]
     pruner: Pruner
     estimator: Estimator
+    refine: bool
+    device: str
 
     def __call__(self, pair: Pair) -> dict[str, Any]:
         """Match one pair and write what was asked for; the result is what `--json` prints.
@@ -198,6 +206,7 @@ class Matcher:
         Raises `InputError` where one of the photos cannot be used.
         """
         from ananet.drawing import draw_matches, save_picture
+        from ananet.images import read_image
         from ananet.pipeline import match_photos
         from ananet.pruners.progress import progress_bar
 
@@ -222,7 +231,10 @@ class Matcher:
                 estimator=self.estimator,
                 K0=cameras.K0,
                 K1=cameras.K1,
+                device=self.device,
                 names=(str(pair.image0), str(pair.image1)),
+                refine=self.refine,
+                photos=(read_image(pair.image0), read_image(pair.image1)) if self.refine else None,
             )
         found.milliseconds["detect"] = milliseconds0 + milliseconds1
         if found.overlap.found:
@@ -233,10 +245,10 @@ class Matcher:
             save_picture(pair.picture, picture)
             if pair.saved is not None:
                 save_matches(pair.saved, found)
-        return as_json(found, pair, cameras, self.estimator.threshold)
+        return as_json(found, pair, cameras, self.estimator)
 
 
-def as_json(found: PhotoMatches, pair: Pair, cameras: Cameras, threshold: float) -> dict[str, Any]:
+def as_json(found: PhotoMatches, pair: Pair, cameras: Cameras, estimator: Estimator) -> dict[str, Any]:
     overlap, pose = found.overlap, found.pose
     return {
         "photos": pair.photos,
@@ -244,6 +256,7 @@ def as_json(found: PhotoMatches, pair: Pair, cameras: Cameras, threshold: float)
         "keypoints": [len(found.features0), len(found.features1)],
         "matches": len(found.matches),
         "kept": int(found.kept.mask.sum()),
+        "refined": None if found.refined is None else int(found.refined.aligned.sum()),
         "overlap": overlap.found,
         "consistent": overlap.consistent,
         "tested": overlap.tested,
@@ -262,7 +275,8 @@ def as_json(found: PhotoMatches, pair: Pair, cameras: Cameras, threshold: float)
             "parallax_degrees": found.parallax,
             "rotation_only": found.rotation_only,
             "estimator": found.estimator,
-            "threshold_pixels": threshold,
+            "threshold_pixels": estimator.threshold,
+            "handover": estimator.handover,
         },
         "picture": str(pair.picture) if overlap.found else None,
         "saved": str(pair.saved) if overlap.found and pair.saved is not None else None,
@@ -284,6 +298,10 @@ def save_matches(path: Path, found: PhotoMatches) -> None:
     }
     arrays |= {"size0": np.array(matches.size0), "size1": np.array(matches.size1)}
     arrays |= {"mask": kept.mask, "scores": kept.scores, "logits": kept.logits}
+    if found.refined is not None:
+        # How alike the photos are around both points of a kept match, NaN for the others.
+        arrays["correlation"] = np.full(len(matches), np.nan, np.float32)
+        arrays["correlation"][kept.mask] = found.refined.correlation
     if found.pose is not None:
         arrays |= {"R": found.pose.R, "t": found.pose.t}
     with atomic_path(path) as temporary, temporary.open("wb") as file:
@@ -485,13 +503,16 @@ def _print(result: dict[str, Any]) -> None:
     print(f"keypoints  {result['keypoints'][0]} and {result['keypoints'][1]}")
     kept = f"{result['kept']} kept" if result["kept"] else "nothing kept"
     print(f"matches    {result['matches']} putative, {kept} by {result['pruner']}")
+    if result["refined"] is not None:
+        print(f"refined    {result['refined']} of the kept, by fractions of a pixel")
     cameras = result["cameras"]
     if cameras["source"] == "exif":
         focal0, focal1 = (round(cameras[name][0][0]) for name in ("K0", "K1"))
         print(f"camera     focal lengths {focal0} and {focal1} px from EXIF; --focal or --k0 override it")
     pose = result["pose"]
     if pose:
-        print(f"pose       {pose['estimator']} at {pose['threshold_pixels']:g} px, {pose['inliers']} inliers")
+        used = {"kept": "of all kept matches", "one-to-one": "of kept matches that are one to one"}[pose["handover"]]
+        print(f"pose       {pose['estimator']} at {pose['threshold_pixels']:g} px {used}, {pose['inliers']} inliers")
         if pose["rotation_only"]:
             print("           only the rotation can be trusted: the camera hardly moved")
         print("  R  " + np.array2string(np.array(pose["R"]), precision=5, suppress_small=True, prefix="  R  "))

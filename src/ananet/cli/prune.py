@@ -65,9 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         np.savez_compressed(file, mask=kept.mask, scores=kept.scores, logits=kept.logits)
     count = int(kept.mask.sum())
     if arguments.json:
-        print_json({"pruner": pruner.name, "matches": len(matches), "kept": count, "output": str(output)})
+        print_json({"pruner": kept.pruner, "matches": len(matches), "kept": count, "output": str(output)})
     else:
-        print(f"{pruner.name}: kept {count} of {len(matches)} matches, written to {output}")
+        print(f"{kept.pruner}: kept {count} of {len(matches)} matches, written to {output}")
     return 0
 
 

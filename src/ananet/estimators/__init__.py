@@ -12,14 +12,15 @@ from torch import Tensor
 from ananet.correspondences import Correspondences
 from ananet.defaults import ESTIMATOR
 from ananet.estimators.base import Estimator, Pose
+from ananet.estimators.handover import Verdict
 from ananet.names import Registry
 
 ESTIMATORS: Registry[Estimator] = Registry(
     "estimator",
     {
+        "poselib": "ananet.estimators.poselib:PoseLib",
         "ransac": "ananet.estimators.opencv:RANSAC",
         "magsac": "ananet.estimators.opencv:MAGSAC",
-        "poselib": "ananet.estimators.poselib:PoseLib",
     },
 )
 
@@ -39,15 +40,18 @@ def load_estimator(estimator: str = ESTIMATOR, **options: Any) -> Estimator:
     return ESTIMATORS.make(estimator, options=options)
 
 
-def estimate_pose(matches: Correspondences, estimator: str = ESTIMATOR, **options: Any) -> Pose | None:
+def estimate_pose(
+    matches: Correspondences, estimator: str = ESTIMATOR, *, kept: Verdict | None = None, **options: Any
+) -> Pose | None:
     """Relative pose of two calibrated cameras; None if there is no answer.
 
     Args:
         matches: calibrated matches (with K0 and K1); fewer than 5 have no answer.
-        estimator: "ransac" (OpenCV), "magsac" (OpenCV's MAGSAC++) or "poselib" (LO-RANSAC and refinement).
-        options: as for `load_estimator`: `threshold` in pixels (1 by default), `confidence`, `use_scores`.
+        estimator: "poselib" (LO-RANSAC and refinement), "ransac" (OpenCV) or "magsac" (OpenCV's MAGSAC++).
+        kept: a pruner's answer on these matches; the estimator takes what its `handover` says of them.
+        options: as for `load_estimator`: `threshold` in pixels, `confidence`, `use_scores`, `handover`.
     """
-    return load_estimator(estimator, **options).pose(matches)
+    return load_estimator(estimator, **options).pose(matches, kept)
 
 
 def estimate_fundamental(matches: Correspondences, estimator: str = ESTIMATOR, **options: Any) -> Tensor | None:

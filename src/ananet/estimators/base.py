@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from ananet.checks import check_positive, check_probability
 from ananet.correspondences import Correspondences
 from ananet.defaults import THRESHOLD_PIXELS
 from ananet.errors import InputError
+from ananet.estimators.handover import Verdict, hand_over
 
 # A pose follows from 5 matches, a fundamental matrix from 7 or 8.
 FEWEST_FOR_POSE, FEWEST_FOR_FUNDAMENTAL = 5, 8
@@ -27,28 +29,42 @@ class Pose:
     R: np.ndarray
     t: np.ndarray
     inliers: np.ndarray
-    """[N] bool: matches within the threshold of this pose's epipolar geometry."""
+    """[N] bool: matches within the threshold of this pose's epipolar geometry; where a pruner's answer was given, only
+    those that it keeps."""
+
+
+HandOver = Literal["one-to-one", "kept"]
 
 
 class Estimator(ABC):
     """Finds the geometry that most matches follow. A subclass implements `find_pose` and `find_fundamental`.
 
     Args:
-        threshold: inlier threshold in pixels.
+        threshold: inlier threshold in pixels; None for the estimator's default.
         confidence: sampling stops when a better answer is this unlikely; None for the estimator's default.
         use_scores: draw samples from the best matches first (PROSAC), by `matches.scores`. Saves iterations.
+        handover: what it gets of a pruner's answer, all that is kept or matches that are one to one; None for the
+            estimator's default.
     """
 
     name: str
     can_use_scores = True
+    default_threshold = THRESHOLD_PIXELS
     default_confidence: float | None = None
     """None where the library behind it has its own."""
+    default_handover: HandOver = "kept"
 
     def __init__(
-        self, threshold: float = THRESHOLD_PIXELS, confidence: float | None = None, use_scores: bool = False
+        self,
+        threshold: float | None = None,
+        confidence: float | None = None,
+        use_scores: bool = False,
+        handover: HandOver | None = None,
     ) -> None:
-        self.threshold = check_positive("threshold", threshold, " of pixels")
+        self.threshold = self.default_threshold if threshold is None else threshold
+        check_positive("threshold", self.threshold, " of pixels")
         self.confidence = self.default_confidence if confidence is None else check_probability("confidence", confidence)
+        self.handover = handover or self.default_handover
         self.use_scores = use_scores
         if use_scores and not self.can_use_scores:
             raise InputError(f"use_scores: the estimator {self.name!r} cannot use scores, expected magsac or poselib")
@@ -61,13 +77,19 @@ class Estimator(ABC):
     def find_fundamental(self, matches: Correspondences) -> Tensor | None:
         """[3 x 3] float64 fundamental matrix of eight or more matches in pixels; None if there is no answer."""
 
-    def pose(self, matches: Correspondences) -> Pose | None:
-        """Relative pose of two calibrated cameras; None if there is no answer, as for fewer than 5 matches."""
+    def pose(self, matches: Correspondences, kept: Verdict | None = None) -> Pose | None:
+        """Relative pose of two calibrated cameras; None if there is no answer, as for fewer than 5 matches.
+
+        Args:
+            kept: a pruner's answer on these matches, of which the estimator takes what its `handover` says; without
+                one it takes all matches.
+        """
         _check_matches(matches)
         if matches.K0 is None or matches.K1 is None:
             raise InputError("matches: a pose needs camera matrices, expected K0 and K1, got none")
-        sampled = self._best_first(matches)
-        if len(matches) < FEWEST_FOR_POSE:
+        taken = matches if kept is None else matches[self.taken(matches, kept)]
+        sampled = self._best_first(taken)
+        if len(taken) < FEWEST_FOR_POSE:
             return None
         found = self.find_pose(sampled)
         if found is None:
@@ -75,7 +97,16 @@ class Estimator(ABC):
         R, t = found
         rays = matches.normalized().double().cpu()
         distance = geometry.sampson_distance(rays[:, :2], rays[:, 2:], geometry.essential_from_pose(R, t))
-        return Pose(R.numpy(), t.numpy(), (distance < self.ray_threshold(matches)).numpy())
+        inliers = distance < self.ray_threshold(matches)
+        if kept is not None:
+            inliers &= torch.as_tensor(kept.mask).cpu()
+        return Pose(R.numpy(), t.numpy(), inliers.numpy())
+
+    def taken(self, matches: Correspondences, kept: Verdict) -> Tensor:
+        """[N] bool: what the estimator takes of a pruner's answer."""
+        if len(kept.mask) != len(matches):
+            raise InputError(f"kept: expected the answer on these {len(matches)} matches, got {len(kept.mask)}")
+        return hand_over(matches, kept, self.handover)
 
     def fundamental(self, matches: Correspondences) -> Tensor | None:
         """[3 x 3] float64 fundamental matrix of matches in pixels; None if there is no answer (fewer than 8, say)."""

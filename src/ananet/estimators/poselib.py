@@ -1,46 +1,50 @@
-"""PoseLib: LO-RANSAC and a robust refinement, the most accurate of the estimators (an extra)."""
+"""PoseLib: LO-RANSAC and a robust refinement, the most accurate of the estimators."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 import numpy as np
+import poselib
 import torch
 from torch import Tensor
 
 from ananet.cameras import calibrate, camera_matrix, camera_parameters, project
 from ananet.checks import check_positive, check_whole_number
 from ananet.correspondences import Correspondences
-from ananet.defaults import THRESHOLD_PIXELS
-from ananet.errors import MissingExtraError
-from ananet.estimators.base import Estimator
+from ananet.estimators.base import Estimator, HandOver
 
 MAX_ITERATIONS = 10_000
 
 
 class PoseLib(Estimator):
-    """PoseLib's LO-RANSAC with refinement: the most accurate (an extra).
+    """PoseLib's LO-RANSAC with refinement: the most accurate.
+
+    Its defaults are the best hand-over known for pruned matches: those that are one to one, a tight threshold, and a
+    loss that hardly counts what is off by more than half a pixel.
 
     Args:
-        threshold, confidence, use_scores: as for every estimator.
+        threshold, confidence, use_scores, handover: as for every estimator.
         max_iterations: at most so many samples.
-        loss: of the refinement; None for PoseLib's default, a truncated one.
+        loss: of the refinement; None for PoseLib's own, a truncated one with a scale of its own.
         loss_scale: of that loss, in pixels; None for PoseLib's default.
     """
 
     name = "poselib"
+    default_threshold = 0.75
+    default_handover = "one-to-one"
 
     def __init__(
         self,
-        threshold: float = THRESHOLD_PIXELS,
+        threshold: float | None = None,
         confidence: float | None = None,
         use_scores: bool = False,
+        handover: HandOver | None = None,
         max_iterations: int = MAX_ITERATIONS,
-        loss: Literal["trivial", "truncated", "huber", "cauchy"] | None = None,
-        loss_scale: float | None = None,
+        loss: Literal["trivial", "truncated", "huber", "cauchy"] | None = "cauchy",
+        loss_scale: float | None = 0.25,
     ) -> None:
-        super().__init__(threshold, confidence, use_scores)
-        self.poselib = _import_poselib()
+        super().__init__(threshold, confidence, use_scores, handover)
         self.sampling = {
             "max_epipolar_error": self.threshold,
             "max_iterations": check_whole_number("max_iterations", max_iterations, 1),
@@ -48,9 +52,11 @@ class PoseLib(Estimator):
         }
         if self.confidence is not None:
             self.sampling["success_prob"] = self.confidence
-        self.refinement: dict[str, Any] = {} if loss is None else {"loss_type": loss.upper()}
         if loss_scale is not None:
-            self.refinement["loss_scale"] = check_positive("loss_scale", loss_scale, " of pixels")
+            check_positive("loss_scale", loss_scale, " of pixels")
+        self.refinement: dict[str, Any] = {}
+        if loss is not None:
+            self.refinement = {"loss_type": loss.upper()} | ({} if loss_scale is None else {"loss_scale": loss_scale})
 
     def find_pose(self, matches: Correspondences) -> tuple[Tensor, Tensor] | None:
         points, cameras = [], []
@@ -59,7 +65,7 @@ class PoseLib(Estimator):
             pixels, camera = _without_skew(pixels, K.double().cpu().numpy())
             points.append(pixels)
             cameras.append(camera)
-        pose, info = self.poselib.estimate_relative_pose(*points, *cameras, self.sampling, self.refinement)
+        pose, info = poselib.estimate_relative_pose(*points, *cameras, self.sampling, self.refinement)
         R, t = torch.from_numpy(np.array(pose.R)), torch.from_numpy(np.array(pose.t))
         length = t.norm()
         if info["num_inliers"] == 0 or not torch.isfinite(R).all() or not length > 0:
@@ -67,7 +73,7 @@ class PoseLib(Estimator):
         return R, t / length
 
     def find_fundamental(self, matches: Correspondences) -> Tensor | None:
-        F, info = self.poselib.estimate_fundamental(*matches.numpy_points(), self.sampling, self.refinement)
+        F, info = poselib.estimate_fundamental(*matches.numpy_points(), self.sampling, self.refinement)
         return torch.from_numpy(np.array(F)) if info["num_inliers"] > 0 else None
 
 
@@ -78,11 +84,3 @@ def _without_skew(points: np.ndarray, K: np.ndarray) -> tuple[np.ndarray, dict[s
         points = project(calibrate(points, K), camera_matrix(*parameters))
     # PoseLib does not use the image size, but wants one.
     return points, {"model": "PINHOLE", "width": 1, "height": 1, "params": parameters.tolist()}
-
-
-def _import_poselib() -> Any:
-    try:
-        import poselib
-    except ImportError:
-        raise MissingExtraError("poselib", "poselib") from None
-    return poselib

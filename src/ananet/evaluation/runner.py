@@ -78,7 +78,7 @@ def choose_pruners(given: Sequence[str]) -> list[PrunerChoice]:
 
 def _choose_pruner(given: str) -> PrunerChoice:
     parts = look_up(given)
-    files = [part.file for part in parts if part.file is not None]
+    files = [file for part in parts for file in part.files]
     # Wrong options are better found here than in every worker.
     pruner = load(given, device="cpu")
     return PrunerChoice(

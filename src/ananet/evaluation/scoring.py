@@ -14,7 +14,7 @@ from ananet.cameras import mean_focal
 from ananet.checks import Settings, check_positive, check_probability, check_whole_number
 from ananet.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair
-from ananet.defaults import ESTIMATOR, THRESHOLD_PIXELS
+from ananet.defaults import REPORTED_ESTIMATORS
 from ananet.errors import InputError
 from ananet.estimators import Estimator, load_estimator
 from ananet.evaluation.predictions import Prediction
@@ -29,9 +29,10 @@ FEWEST_MATCHES = 9
 class PoseSettings(Settings):
     """How poses are estimated. The defaults are those of most reports on unscaled photos."""
 
-    estimators: tuple[str, ...] = (ESTIMATOR,)
+    estimators: tuple[str, ...] = REPORTED_ESTIMATORS
     """Names, perhaps with options; an option that a name brings goes before those below."""
-    threshold: float = THRESHOLD_PIXELS
+    threshold: float | None = None
+    """None for each estimator's default."""
     calibrated: bool = False
     """Whether the threshold counts in calibrated coordinates; otherwise in pixels."""
     confidence: float | None = None
@@ -41,7 +42,10 @@ class PoseSettings(Settings):
     draw differs from the next; AUC over some hundred such pairs by a point or two."""
 
     def check(self) -> None:
-        check_positive("threshold", self.threshold)
+        if self.threshold is not None:
+            check_positive("threshold", self.threshold)
+        elif self.calibrated:
+            raise InputError("threshold: expected a number where it counts in calibrated coordinates, got none")
         if self.confidence is not None:
             check_probability("confidence", self.confidence)
         check_whole_number("repeats", self.repeats, 1)
@@ -53,22 +57,24 @@ class PoseSettings(Settings):
     def load(self, estimator: str, matches: Correspondences | None = None) -> Estimator:
         """An estimator with the options of these settings, for matches whose cameras say what a ray is in pixels."""
         given = split_options(estimator, "estimator")[1]
-        focal = 1.0
-        if self.calibrated and matches is not None:
+        threshold = self.threshold
+        if threshold is not None and self.calibrated and matches is not None:
             assert matches.K0 is not None and matches.K1 is not None
-            focal = mean_focal(matches.K0, matches.K1)
-        options = {"threshold": self.threshold * focal, "confidence": self.confidence}
+            threshold *= mean_focal(matches.K0, matches.K1)
+        options = {"threshold": threshold, "confidence": self.confidence}
         return load_estimator(estimator, **{name: value for name, value in options.items() if name not in given})
 
     def describe(self, estimator: str) -> str:
         """The estimator with all that decides its numbers, in words."""
         name, given = split_options(estimator, "estimator")
         loaded = self.load(estimator)
-        own = "".join(f", {key} {value}" for key, value in given.items() if key not in ("threshold", "confidence"))
+        told = ("threshold", "confidence", "handover")
+        own = "".join(f", {key} {value}" for key, value in given.items() if key not in told)
         unit = "in calibrated coordinates" if self.calibrated and "threshold" not in given else "px / mean focal length"
         confidence = "its default" if loaded.confidence is None else f"{loaded.confidence:.15g}"
         repeats = f", mean of {self.repeats} runs" if self.repeats > 1 else ""
-        return f"{name}, threshold {loaded.threshold:g} {unit}, confidence {confidence}{own}{repeats}"
+        matches = {"kept": "all kept matches", "one-to-one": "kept matches that are one to one"}[loaded.handover]
+        return f"{name}, threshold {loaded.threshold:g} {unit}, confidence {confidence}, {matches}{own}{repeats}"
 
 
 @dataclass(frozen=True)
@@ -88,21 +94,22 @@ PROTOCOLS = {
 
 
 def pose_error(
-    pair: LabelledPair, mask: np.ndarray, estimator: str, settings: PoseSettings, repeat: int = 0
+    pair: LabelledPair, prediction: Prediction, estimator: str, settings: PoseSettings, repeat: int = 0
 ) -> PoseError:
     """Estimates the pose from the kept matches and compares it with the true one.
 
     Args:
         repeat: 0 takes the matches in their order; others shuffle them, each in its own way.
     """
-    kept = pair.matches[mask]
+    loaded = settings.load(estimator, pair.matches)
+    taken = pair.matches[loaded.taken(pair.matches, prediction)]
     if repeat:
-        kept = kept[np.random.default_rng(repeat).permutation(len(kept))]
-    if len(kept) < FEWEST_MATCHES:
+        taken = taken[np.random.default_rng(repeat).permutation(len(taken))]
+    if len(taken) < FEWEST_MATCHES:
         return PoseError.of_failure()
     # OpenCV's estimators have generators of their own; this covers what else draws from the global one.
     cv2.setRNGSeed(0)
-    return pair.pose_error(settings.load(estimator, kept).pose(kept))
+    return pair.pose_error(loaded.pose(taken))
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,7 @@ def score_pair(pair: LabelledPair, prediction: Prediction, settings: PoseSetting
         *metrics.precision_recall_f1(prediction.mask, inlier),
         metrics.average_precision(prediction.logits, inlier),
         {
-            estimator: [pose_error(pair, prediction.mask, estimator, settings, n) for n in range(settings.repeats)]
+            estimator: [pose_error(pair, prediction, estimator, settings, n) for n in range(settings.repeats)]
             for estimator in settings.estimators
             if pair.R is not None
         },

@@ -14,9 +14,11 @@ from ananet.devices import choose_device
 from ananet.errors import InputError
 from ananet.names import Option, Registry, labelled, options_of, read_options, split_options
 from ananet.pruners.base import Pruned, Pruner
+from ananet.pruners.best import NETWORKS as CHOICES
+from ananet.pruners.best import Best
 from ananet.pruners.chain import Chain
 from ananet.pruners.learned import LearnedPruner
-from ananet.weights import bundled, weight_file
+from ananet.weights import bundled, bundled_path, weight_file
 
 CLASSICAL: Registry[Pruner] = Registry(
     "pruner",
@@ -26,6 +28,8 @@ CLASSICAL: Registry[Pruner] = Registry(
         "ratio": "ananet.pruners.simple:Ratio",
         "gms": "ananet.pruners.gms:GMS",
         "lpm": "ananet.pruners.lpm:LPM",
+        "lmf": "ananet.pruners.lmf:LMF",
+        "code": "ananet.pruners.coherence:CODE",
         "ransac": "ananet.pruners.robust:RANSAC",
         "magsac": "ananet.pruners.robust:MAGSAC",
     },
@@ -51,17 +55,23 @@ def describe_pruners() -> dict[str, PrunerDescription]:
         name: PrunerDescription(facts["summary"], options_of(LearnedPruner.from_file))
         for name, facts in bundled().items()
     }
-    return learned | {
-        name: PrunerDescription((getdoc(CLASSICAL[name]) or "").split("\n")[0], options_of(CLASSICAL[name]))
-        for name in CLASSICAL.names
+    return {
+        Best.name: _describe(Best),
+        **learned,
+        **{name: _describe(CLASSICAL[name]) for name in CLASSICAL.names},
     }
+
+
+def _describe(make: Callable[..., Pruner]) -> PrunerDescription:
+    return PrunerDescription((getdoc(make) or "").split("\n")[0], options_of(make))
 
 
 def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto", **options: Any) -> Pruner:
     """A pruner, ready to be called.
 
     Args:
-        pruner: a name that `list_pruners` knows, or the path of a weight file; None for the default. Several joined
+        pruner: a name that `list_pruners` knows, or the path of a weight file; None for "auto", which takes for every
+            pair the best network that what is known of its matches allows. Several joined
             by "+" work one after another: "mutual+ananet" shows the network mutual matches only. Options may come
             with the name, each after an "@": "ratio@threshold=0.7", "lpm@neighbours=4/6". A name of one's own goes
             before a path: "mine=weights.safetensors".
@@ -90,7 +100,7 @@ class Part(NamedTuple):
     plain: str
     """Its name without options."""
     file: Path | None
-    """Weights of a learned one."""
+    """Weights of a network that was asked for."""
     options: dict[str, Any]
 
     @property
@@ -99,7 +109,16 @@ class Part(NamedTuple):
 
     @property
     def make(self) -> Callable[..., Pruner]:
-        return CLASSICAL[self.plain] if self.file is None else LearnedPruner.from_file
+        if self.file is not None:
+            return LearnedPruner.from_file
+        return Best if self.plain == Best.name else CLASSICAL[self.plain]
+
+    @property
+    def files(self) -> list[Path]:
+        """Of all weights that may have a part in its answers."""
+        if self.file is not None:
+            return [self.file]
+        return [bundled_path(name) for name in CHOICES] if self.make is Best else []
 
     @property
     def all_options(self) -> dict[str, Any]:
@@ -111,7 +130,10 @@ class Part(NamedTuple):
         return self._replace(options=self.options | read)
 
     def load(self, device: torch.device) -> Pruner:
-        loaded = self.make(**self.options) if self.file is None else self.make(self.file, device, **self.options)
+        if self.file is not None:
+            loaded = self.make(self.file, device, **self.options)
+        else:
+            loaded = self.make(**({"device": device} if self.make is Best else {}), **self.options)
         loaded.name = self.name
         return loaded
 
@@ -123,7 +145,7 @@ def look_up(name: str) -> list[Part]:
     [Part(plain='all', file=None, options={}), Part(plain='ratio', file=None, options={'threshold': 0.7})]
     """
     name = ALIASES.get(name, name)
-    if name in CLASSICAL:
+    if name == Best.name or name in CLASSICAL:
         return [Part(name, None, {})]
     if (path := weight_file(name)) is not None:
         return [Part(path.stem, path, {})]

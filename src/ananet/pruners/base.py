@@ -34,6 +34,8 @@ class Pruned:
     """[N] float32 in [0, 1): how likely each match is right, the sigmoid of its logit."""
     logits: Any
     """[N] float32: the same without squashing, 0 being undecided."""
+    pruner: str = ""
+    """Whose answer it is: where `auto` was asked, the network it chose."""
 
     @property
     def indices(self) -> Any:
@@ -45,7 +47,8 @@ class Pruned:
         return order[self.mask[order]]
 
     def __repr__(self) -> str:
-        return f"Pruned({int(self.mask.sum())} of {len(self.mask)} matches kept)"
+        whose = f" by {self.pruner}" if self.pruner else ""
+        return f"Pruned({int(self.mask.sum())} of {len(self.mask)} matches kept{whose})"
 
 
 class Pruner(ABC):
@@ -77,7 +80,7 @@ class Pruner(ABC):
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         """Prune many image pairs, each with its own number of matches."""
         check_pairs(pairs)
-        return [answer(pair, self.logits(pair) if len(pair) else pair.points0[:, 0], self.decision) for pair in pairs]
+        return [answer(pair, self.logits(pair) if len(pair) else pair.points0[:, 0], self) for pair in pairs]
 
 
 def as_correspondences(
@@ -116,16 +119,17 @@ def check_pairs(pairs: Sequence[Correspondences]) -> None:
             raise InputError(f"pairs[{number}]: expected Correspondences, got {type(pair).__name__}")
 
 
-def answer(pair: Correspondences, logits: Tensor, decision: float) -> Pruned:
-    """Turn logits into the answer, as numpy if the pair came as numpy; what lies above the decision is kept."""
+def answer(pair: Correspondences, logits: Tensor, pruner: Pruner) -> Pruned:
+    """A pruner's logits as its answer, in numpy if the pair came as numpy; what lies above its decision is kept."""
+    decision = pruner.decision
     # Coordinates beyond all reason can overflow a network: such a match is undecided, and so not kept.
     logits = torch.nan_to_num(logits.detach().to(pair.points0.device, torch.float32), nan=decision)
     # A sigmoid reaches 1 in float32; a probability should not.
     scores = logits.sigmoid().clamp(max=1 - 2.0**-24)
     mask = logits > decision
     if pair.given_as_numpy:
-        return Pruned(mask.cpu().numpy(), scores.cpu().numpy(), logits.cpu().numpy())
-    return Pruned(mask, scores, logits)
+        return Pruned(mask.cpu().numpy(), scores.cpu().numpy(), logits.cpu().numpy(), pruner.name)
+    return Pruned(mask, scores, logits, pruner.name)
 
 
 def logits_of_possible(matches: Correspondences, logits: Callable[[Correspondences], Tensor]) -> Tensor:

@@ -38,4 +38,4 @@ class Chain(Pruner):
                 logits[number] = dropped.masked_scatter(left, torch.as_tensor(verdict.logits))
                 kept[number] = left.masked_scatter(left, torch.as_tensor(verdict.mask))
             decision = pruner.decision
-        return [answer(pair, of_pair, self.decision) for pair, of_pair in zip(pairs, logits, strict=True)]
+        return [answer(pair, of_pair, self) for pair, of_pair in zip(pairs, logits, strict=True)]

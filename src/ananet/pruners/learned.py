@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ananet.checks import check_probability, is_number
+from ananet.conflicts import doubt_conflicting
 from ananet.correspondences import Correspondences
 from ananet.devices import choose_device
 from ananet.errors import InputError
@@ -18,7 +19,6 @@ from ananet.inference import Progress, engine_for
 from ananet.networks import Network, load_network
 from ananet.networks.input import network_input, within_view
 from ananet.pruners.base import LARGEST_LOGIT, Pruned, Pruner, answer, check_pairs
-from ananet.pruners.conflicts import doubt_conflicting
 
 # The probability above which F1 is highest, and the odds that poses gain by most, both on scenes kept out of training.
 THRESHOLD, CONFLICT_ODDS = 0.4, 30.0
@@ -82,12 +82,12 @@ class LearnedPruner(Pruner):
         check_pairs(pairs)
         # Where there is nothing to score, cameras or sizes may be missing too.
         empty = {number: pair for number, pair in enumerate(pairs) if len(pair) == 0}
-        answers = {number: answer(pair, pair.points0[:, 0], self.decision) for number, pair in empty.items()}
+        answers = {number: answer(pair, pair.points0[:, 0], self) for number, pair in empty.items()}
         groups = list(groups_of_similar_size([len(pair) for pair in pairs], MATCHES_AT_ONCE))
         for number, group in enumerate(groups):
             found = self._logits([pairs[i] for i in group], self._progress_of_group(number, len(groups)))
             for index, logits in zip(group, found, strict=True):
-                answers[index] = answer(pairs[index], logits, self.decision)
+                answers[index] = answer(pairs[index], logits, self)
         return [answers[index] for index in range(len(pairs))]
 
     def _progress_of_group(self, number: int, count: int) -> Progress | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from ananet.pruners.base import Pruner
+from ananet.pruners.best import Best
 from ananet.pruners.chain import Chain
 from ananet.pruners.learned import LearnedPruner
 
@@ -17,28 +19,35 @@ WORTH_A_BAR = 10_000
 @contextmanager
 def progress_bar(pruner: Pruner, count: int) -> Iterator[None]:
     """Show a bar on a terminal while networks prune so many matches on a CPU, if that takes long."""
-    parts = pruner.pruners if isinstance(pruner, Chain) else [pruner]
-    slow = [part for part in parts if isinstance(part, LearnedPruner) and part.device.type == "cpu"]
+    slow = [network for network in _networks(pruner) if network.device.type == "cpu"]
     if not slow or count <= WORTH_A_BAR or not sys.stderr.isatty():
         yield
         return
     from tqdm import tqdm
 
     before = [part.progress for part in slow]
-    bars = []
+    bars: dict[str, tqdm] = {}
+
+    def show(name: str, done: int, total: int) -> None:
+        # Made with the first step, which only one of several networks may take.
+        bar = bars.get(name) or bars.setdefault(name, tqdm(desc=name, total=total, unit="step", leave=False))
+        bar.update(done - bar.n)
+
     try:
         for part in slow:
-            bar = tqdm(desc=part.name, unit="step", leave=False)
-            bars.append(bar)
-
-            def show(done: int, total: int, bar: tqdm = bar) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
-
-            part.progress = show
+            part.progress = partial(show, part.name)
         yield
     finally:
-        for bar in bars:
+        for bar in bars.values():
             bar.close()
         for part, progress in zip(slow, before, strict=True):
             part.progress = progress
+
+
+def _networks(pruner: Pruner) -> list[LearnedPruner]:
+    """All networks that a pruner may run."""
+    if isinstance(pruner, Chain):
+        return [network for part in pruner.pruners for network in _networks(part)]
+    if isinstance(pruner, Best):
+        return pruner.networks
+    return [pruner] if isinstance(pruner, LearnedPruner) else []

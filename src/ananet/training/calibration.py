@@ -50,8 +50,7 @@ def pose_scores(answers: Sequence[Pruned], pairs: Sequence[LabelledPair], estima
     """AUC at 5, 10 and 20 degrees, in percent, of the poses that an estimator finds in the kept matches."""
     loaded = load_estimator(estimator)
     errors = [
-        pair.pose_error(loaded.pose(pair.matches[answer.mask])).worse
-        for answer, pair in zip(answers, pairs, strict=True)
+        pair.pose_error(loaded.pose(pair.matches, answer)).worse for answer, pair in zip(answers, pairs, strict=True)
     ]
     return {f"auc_{degrees}": 100 * auc for degrees, auc in zip((5, 10, 20), pose_auc(errors), strict=True)}
 

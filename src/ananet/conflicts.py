@@ -35,7 +35,7 @@ def doubt_conflicting(logits: Tensor, matches: Tensor, odds: float, mask: Tensor
     doubt = min(math.log(odds), 100.0)
     ranking = logits if mask is None else logits.masked_fill(~mask, -math.inf)
     if choose_backend(logits.device) == "fused":
-        from ananet.pruners.fused_conflicts import lower_conflicting
+        from ananet.fused_conflicts import lower_conflicting
 
         return lower_conflicting(logits, ranking, matches, APART, doubt)
     order = ranking.argsort(dim=1, descending=True, stable=True)

@@ -7,8 +7,8 @@ import torch
 
 import ananet
 from ananet import Correspondences, InputError
+from ananet.conflicts import APART, doubt_conflicting
 from ananet.networks import ANANet, ANANetSettings, save_network
-from ananet.pruners.conflicts import APART, doubt_conflicting
 
 
 def crowded(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

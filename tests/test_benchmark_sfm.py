@@ -1,0 +1,37 @@
+"""benchmarks/sfm.py: the table of structure from motion, on a rendered scene."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.datasets.scenes import write_scene
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "sfm.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *arguments, "--threads=1"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_poses_of_a_rendered_scene(tmp_path):
+    pytest.importorskip("pycolmap")
+    write_scene(tmp_path / "walls", images=5)
+    done = run(str(tmp_path), "--rows=walls:1:1000", "--matches=colmap,ratio", "--refine", "--json")
+    assert done.returncode == 0, done.stderr[-2000:]
+    table = json.loads(done.stdout)
+    assert [row["matches"] for row in table] == ["colmap", "colmap, refined", "ratio", "ratio, refined"]
+    for row in table:
+        assert (row["scene"], row["photos"], row["keypoints"]) == ("walls", 5, 1000)
+        assert row["registered"] == 5 and row["auc5"] > 80 and row["points"] > 50
+    for plain, refined in (table[:2], table[2:]):
+        assert refined["error"] < plain["error"] and plain["refine"] == 0 < refined["refine"]
+
+
+def test_rows_are_checked(tmp_path):
+    pytest.importorskip("pycolmap")
+    done = run(str(tmp_path), "--rows=walls")
+    assert done.returncode == 2 and "--rows: expected scene:every" in done.stderr and "Traceback" not in done.stderr
