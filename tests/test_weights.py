@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 import ananet
-from ananet import InputError, weights
+from ananet import Correspondences, InputError, weights
 from ananet.networks import load_network
 from ananet.weights import FOLDER, bundled, bundled_path
+from tests.conftest import make_problem
 
 BUNDLED = sorted(bundled())
 
@@ -40,6 +41,28 @@ def test_bundled_weights_load_by_name_and_prune(name, problem):
     kept = ananet.load(name, device="cpu")(problem.matches)
     assert problem.inlier[kept.mask].mean() > 0.9
     assert kept.mask[problem.inlier].mean() > 0.5
+
+
+def problem_of(inliers: int, wrong: float, seed: int):
+    """A scene with so many right matches and a share of wrong ones, and nothing known but points and image sizes."""
+    problem = make_problem(inliers, round(inliers * wrong / (1 - wrong)), noise=0.5, seed=seed)
+    m = problem.matches
+    return Correspondences(m.points0, m.points1, size0=m.size0, size1=m.size1), problem.inlier
+
+
+# Real input: careful matchers give few matches, most of them right.
+@pytest.mark.parametrize("wrong", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("inliers", [20, 60, 150, 400])
+@pytest.mark.parametrize("name", BUNDLED)
+def test_few_and_clean_matches_are_kept(name, inliers, wrong):
+    pruner = ananet.load(name, device="cpu")
+    recalls, precisions = [], []
+    for seed in range(5):
+        matches, inlier = problem_of(inliers, wrong, seed)
+        mask = np.asarray(pruner(matches).mask)
+        recalls.append(mask[inlier].mean())
+        precisions.append(inlier[mask].mean() if mask.any() else 0.0)
+    assert np.mean(recalls) > 0.97 and np.mean(precisions) > 0.88
 
 
 def test_damaged_weights_are_refused(tmp_path, monkeypatch):

@@ -106,20 +106,15 @@ def weighted_eight_point(points0: Tensor, points1: Tensor, weights: Tensor | Non
 def smallest_eigenvector(matrices: Tensor) -> Tensor:
     """[... x n] a unit eigenvector of the smallest eigenvalue of positive semi-definite matrices [... x n x n].
 
-    By powers of the inverse, for small n and many matrices at once: unlike `torch.linalg.eigh` it never makes the host
-    wait for the device, so that a CUDA graph can hold it. Its slope is finite where that eigenvalue is not unique.
+    For small n and many matrices at once. Its slope is finite where that eigenvalue is not unique.
     """
     matrices = matrices / matrices.detach().diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp_min(1e-30)
     exact = matrices.detach()
     unit = torch.eye(exact.shape[-1], dtype=exact.dtype, device=exact.device)
-    # Enough to keep rounding from making it indefinite.
-    power = _inverse_of_positive(exact + 256 * torch.finfo(exact.dtype).eps * unit)
-    for _ in range(SQUARINGS):
-        power = power / torch.linalg.matrix_norm(power)[..., None, None]
-        power = power @ power
-    # All columns are multiples of the vector by now; the longest is the most exact.
-    longest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None].expand(*power.shape[:-1], 1)
-    vector = torch.nn.functional.normalize(power.gather(-1, longest)[..., 0], dim=-1)
+    if exact.device.type == "cpu" and not torch.compiler.is_compiling() and exact.isfinite().all():
+        vector = torch.linalg.eigh(exact).eigenvectors[..., 0]
+    else:
+        vector = _by_powers_of_inverse(exact, unit)
     if not matrices.requires_grad:
         return vector
     # One Newton step of (A - lambda) v = 0 from the solution itself: it leaves the value and has the right slope.
@@ -128,6 +123,19 @@ def smallest_eigenvector(matrices: Tensor) -> Tensor:
     inverse = _inverse_of_positive(exact + column @ column.mT + (LEAST_GAP - value) * unit)
     moved = matrices @ column
     return vector - (inverse @ (moved - column * (column.mT @ moved)))[..., 0]
+
+
+def _by_powers_of_inverse(matrices: Tensor, unit: Tensor) -> Tensor:
+    """[... x n] the eigenvector in plain operations: unlike `torch.linalg.eigh` they never make the host wait for a
+    GPU, so that a CUDA graph can hold them, and exporters know them."""
+    # Enough to keep rounding from making it indefinite.
+    power = _inverse_of_positive(matrices + 256 * torch.finfo(matrices.dtype).eps * unit)
+    for _ in range(SQUARINGS):
+        power = power / torch.linalg.matrix_norm(power)[..., None, None]
+        power = power @ power
+    # All columns are multiples of the vector by now; the longest is the most exact.
+    longest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None].expand(*power.shape[:-1], 1)
+    return torch.nn.functional.normalize(power.gather(-1, longest)[..., 0], dim=-1)
 
 
 def _inverse_of_positive(matrices: Tensor) -> Tensor:
