@@ -8,9 +8,9 @@ import pytest
 
 from ananet.cli.demo import motorcycle, rotation
 from ananet.cli.match import COLUMNS, short_names
-from ananet.cli.prune import OPTIONAL, REQUIRED
 from ananet.correspondences import Correspondences
 from ananet.images import read_image
+from ananet.stored_matches import OPTIONAL, REQUIRED
 
 
 def test_match_with_cameras(photos, tmp_path, run):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ananet import InputError
-from ananet.cli.prune import MOST_BYTES, MOST_MATCHES, read_matches
 from ananet.pruners import progress as progress_module
+from ananet.stored_matches import MOST_BYTES, MOST_MATCHES, read_matches
 
 POINTS = np.random.default_rng(0).uniform(0, 600, (40, 2))
 

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         type=Path,
         help="a scene (images/ beside sparse/, and pairs.txt) or a folder of scenes, training pairs, an OANet dump, "
-        "MULTI cases, a pair list, or a folder with views.txt",
+        "MULTI cases, labelled matches (matches.npz), a pair list, or a folder with views.txt",
     )
     parser.add_argument(
         "--pruner",

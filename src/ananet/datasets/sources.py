@@ -99,6 +99,7 @@ SOURCES: Registry[Source] = Registry(
         "views and pairs": "ananet.datasets.formats.pairlists:ViewsAndPairs",
         "posed scenes": "ananet.datasets.formats.colmap:PosedScenes",
         "MULTI": "ananet.datasets.formats.multi:MULTICases",
+        "labelled matches": "ananet.datasets.formats.labelled:LabelledMatches",
         "pair list": "ananet.datasets.formats.pairlists:PairList",
     },
 )
@@ -109,8 +110,8 @@ def open_source(path: str | Path, *, image_folder: str | Path | None = None) -> 
 
     Args:
         path: a scene (`images/` beside `sparse/`, and perhaps `pairs.txt`) or a folder of scenes; a folder of training
-            pairs; an OANet dump (.h5, .hdf5) or raw scene; a folder of MULTI cases; a pair list (.txt); or a folder
-            with `views.txt`.
+            pairs; an OANet dump (.h5, .hdf5) or raw scene; a folder of MULTI cases or of labelled matches; a pair list
+            (.txt); or a folder with `views.txt`.
         image_folder: of a pair list's photos; the list's own folder unless given.
     """
     path = Path(path)
