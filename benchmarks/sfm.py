@@ -32,10 +32,12 @@ from ananet.correspondences import Correspondences
 from ananet.datasets.base import PosedImage, PosedPair
 from ananet.datasets.formats.colmap import read_posed_scene
 from ananet.datasets.photos import read_posed_image
-from ananet.datasets.sfm import PHOTOS_AT_ONCE, _chunks, _import_pycolmap, _quiet
+from ananet.datasets.sfm import PHOTOS_AT_ONCE, chunks
 from ananet.errors import InputError
 from ananet.features import Features, match
 from ananet.geometry import relative_pose, rotation_error, translation_error
+from ananet.integrations.colmap_database import HALF_PIXEL
+from ananet.integrations.colmap_library import import_pycolmap, quiet
 from ananet.metrics import FAILURE, pose_auc
 from ananet.pruners import load
 from ananet.refinement import KeypointRefinement
@@ -49,8 +51,6 @@ ROWS = (
 KEYPOINTS = 4096
 COLMAP = "colmap"
 MATCHES = (COLMAP, "mutual", "ananet", "mutual+ananet-ratio")
-# COLMAP puts the centre of the first pixel at (0.5, 0.5), everyone here at (0, 0).
-HALF_PIXEL = 0.5
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Collection:
         options.sift.max_num_features = keypoints
         pycolmap.Database.open(self.extracted).close()
         reader = pycolmap.ImageReaderOptions(camera_model="PINHOLE")
-        for names in tqdm(list(_chunks(list(self.images), PHOTOS_AT_ONCE)), desc="features", leave=False):
+        for names in tqdm(list(chunks(list(self.images), PHOTOS_AT_ONCE)), desc="features", leave=False):
             pycolmap.extract_features(
                 self.extracted, self.folder, names, pycolmap.CameraMode.PER_IMAGE, reader, options, pycolmap.Device.cpu
             )
@@ -327,13 +327,13 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    pycolmap = _import_pycolmap()
+    pycolmap = import_pycolmap()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     table: list[dict[str, Any]] = []
     for row in tqdm(arguments.rows, desc="rows"):
         images = row.photos(arguments.scenes)
-        with tempfile.TemporaryDirectory() as work, _quiet(pycolmap):
+        with tempfile.TemporaryDirectory() as work, quiet(pycolmap):
             collection = Collection(pycolmap, Path(work), images, row.keypoints)
             for kind in tqdm(arguments.matches.split(","), desc=f"{row.scene}, {len(images)} photos", leave=False):
                 for name, result in measure(collection, kind, arguments.refine, arguments.runs).items():

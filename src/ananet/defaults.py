@@ -14,3 +14,5 @@ INLIER_DISTANCE = 1e-4
 DISTINCTIVE_RATIO = 0.8
 # Inlier threshold of estimators that have no other, in pixels.
 THRESHOLD_PIXELS = 1.0
+# COLMAP takes no pair of photos with fewer matches, unless told otherwise.
+COLMAP_FEWEST_MATCHES = 15

@@ -18,17 +18,18 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-from ananet.errors import InputError, MissingExtraError
+from ananet.defaults import COLMAP_FEWEST_MATCHES
+from ananet.errors import InputError
 from ananet.features import nearest_neighbours
 from ananet.images import read_image, resize
+from ananet.integrations.colmap_library import import_pycolmap, quiet
 
 logger = logging.getLogger(__name__)
 
 PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp")
 FEWEST_PHOTOS = 3
-# A photo with fewer keypoints is not worth matching; COLMAP itself drops pairs of fewer matches than this.
+# A photo with fewer keypoints is not worth matching.
 FEWEST_KEYPOINTS = 50
-FEWEST_MATCHES = 15
 # Up to so many photos every pair is matched. Beyond, each with those that look most alike.
 MOST_FOR_ALL_PAIRS = 120
 CANDIDATES = 25
@@ -81,14 +82,14 @@ def reconstruct(
 
     Raises InputError with the probable reason where the photos do not reconstruct.
     """
-    pycolmap = _import_pycolmap()
+    pycolmap = import_pycolmap()
     photos, out = Path(photos), Path(out)
     found = _find_photos(photos)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"out: expected a folder that does not exist or is empty, got {out}")
     if not out.parent.is_dir():
         raise InputError(f"out: the folder {out.parent} does not exist")
-    with _temporary_folder(out) as work, _quiet(pycolmap):
+    with _temporary_folder(out) as work, quiet(pycolmap):
         run = _Run(pycolmap, work, max_keypoints, progress)
         run.prepare(found, longest_side)
         run.extract()
@@ -159,7 +160,7 @@ class _Run:
                 reader = pycolmap.ImageReaderOptions(camera_model="SIMPLE_RADIAL")
                 if focal is not None:
                     reader.camera_params = f"{focal},{width / 2},{height / 2},0"
-                for some in _chunks(names, PHOTOS_AT_ONCE):
+                for some in chunks(names, PHOTOS_AT_ONCE):
                     pycolmap.extract_features(
                         self.database,
                         self.images,
@@ -188,7 +189,7 @@ class _Run:
         pycolmap = self.pycolmap
         pairs = self._promising_pairs() if len(self.names) > MOST_FOR_ALL_PAIRS else list(combinations(self.names, 2))
         with self.bar(len(pairs), "pairs") as bar:
-            for some in _chunks(pairs, PAIRS_AT_ONCE):
+            for some in chunks(pairs, PAIRS_AT_ONCE):
                 self.pair_list.write_text("".join(f"{first} {second}\n" for first, second in some), encoding="utf-8")
                 pycolmap.match_image_pairs(
                     self.database,
@@ -198,11 +199,11 @@ class _Run:
                 bar.update(len(some))
         with pycolmap.Database.open(self.database) as database:
             _, inliers = database.read_two_view_geometry_num_inliers()
-        self.verified_pairs = sum(count >= FEWEST_MATCHES for count in inliers)
+        self.verified_pairs = sum(count >= COLMAP_FEWEST_MATCHES for count in inliers)
         if self.verified_pairs < FEWEST_PHOTOS - 1:
             raise InputError(
                 f"photos: too few matched pairs: {self.verified_pairs} of {len(pairs)} pairs share "
-                f"{FEWEST_MATCHES} consistent matches. The photos may not overlap, or not show the same place"
+                f"{COLMAP_FEWEST_MATCHES} consistent matches. The photos may not overlap, or not show the same place"
             )
 
     def _promising_pairs(self) -> list[tuple[str, str]]:
@@ -284,7 +285,8 @@ def _find_photos(folder: Path) -> dict[str, Path]:
     return photos
 
 
-def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
+def chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
+    """So many at a time."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
@@ -297,22 +299,3 @@ def _temporary_folder(out: Path) -> Iterator[Path]:
         yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-@contextmanager
-def _quiet(pycolmap: Any) -> Iterator[None]:
-    """COLMAP tells every step on stderr, through the progress bars; only its errors are worth that."""
-    before = pycolmap.logging.minloglevel
-    pycolmap.logging.minloglevel = pycolmap.logging.Level.ERROR.value
-    try:
-        yield
-    finally:
-        pycolmap.logging.minloglevel = before
-
-
-def _import_pycolmap() -> Any:
-    try:
-        import pycolmap
-    except ImportError:
-        raise MissingExtraError("pycolmap", "colmap") from None
-    return pycolmap

@@ -1,0 +1,1 @@
+"""Adapters to other programs and libraries, each imported by its own name."""

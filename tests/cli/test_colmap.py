@@ -1,0 +1,115 @@
+"""`ananet colmap`."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.integrations.databases import stored_matches, synthesize, write_problem
+
+FAST = ("--device", "cpu", "--pruner", "lpm")
+
+
+@pytest.fixture
+def database(problem, tmp_path):
+    write_problem(tmp_path / "a.db", problem)
+    return tmp_path / "a.db"
+
+
+def test_a_database_is_pruned_in_place(database, run):
+    code, out, err = run("colmap", database, "--device", "cpu")
+    kept = sum(map(len, stored_matches(database).values()))
+    assert code == 0 and err == "" and 250 < kept < 350
+    assert out.startswith(f"1 pairs, 500 matches before and {kept} after, 0 pairs dropped, ")
+    assert out.endswith(f" pairs/s, written to {database}\n")
+    code, out, _ = run("colmap", database, "--device", "cpu")
+    assert code == 0 and f"{kept} matches before and {kept} after" in out and "1 pairs were pruned before" in out
+
+
+def test_json(database, tmp_path, run):
+    code, out, _ = run("colmap", database, *FAST, "-o", tmp_path / "b.db", "--json", "--min-matches", 400)
+    found = json.loads(out)
+    assert code == 0 and found["output"] == str(tmp_path / "b.db")
+    assert (found["pairs"], found["pairs_dropped"], found["pairs_skipped"]) == (1, 1, 0)
+    assert (found["matches_before"], found["matches_after"], found["pairs_verified"]) == (500, 0, None)
+    assert found["pairs_per_second"] > 0 and {"read", "prune", "write"} <= set(found["seconds"])
+
+
+def test_a_dry_run(database, run):
+    content = database.read_bytes()
+    code, out, _ = run("colmap", database, *FAST, "--dry-run")
+    assert code == 0 and out.endswith(", nothing written\n") and database.read_bytes() == content
+    assert json.loads(run("colmap", database, *FAST, "--dry-run", "--json")[1])["output"] is None
+
+
+def test_match_and_verify(tmp_path, run):
+    pytest.importorskip("pycolmap")
+    path = synthesize(tmp_path / "a.db")
+    (tmp_path / "pairs.txt").write_text("camera000001_frame000000.png camera000001_frame000001.png\n")
+    for pairs, count in (([], 6), (["--pairs", "existing"], 6), (["--pairs", tmp_path / "pairs.txt"], 1)):
+        shutil.copy(path, tmp_path / "b.db")
+        code, out, err = run("colmap", tmp_path / "b.db", "--match", *pairs, "--verify", "--device", "cpu", "--json")
+        assert code == 0, err
+        found = json.loads(out)
+        assert found["pairs"] == count and found["pairs_verified"] == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pairs", "all"], "--pairs: expected together with --match"),
+        (["--min-matches", "-1"], "min_matches: expected"),
+        (["--match"], "expected descriptors to match"),
+        (["--pruner", "nonsense"], "pruner: expected one of"),
+        (["-o", "nowhere/b.db"], "output: the folder nowhere does not exist"),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments, message, database, run):
+    content = database.read_bytes()
+    code, out, err = run("colmap", database, *arguments)
+    assert code == 2 and out == "" and message in err and err.count("\n") == 1
+    assert database.read_bytes() == content
+
+
+def test_what_is_no_database_is_one_line(tmp_path, run):
+    (tmp_path / "a.db").write_text("hello " * 1000)
+    code, _, err = run("colmap", tmp_path / "a.db")
+    assert code == 2 and "a.db: not a readable COLMAP database (file is not a database)\n" in err
+    code, _, err = run("colmap", tmp_path / "none.db")
+    assert code == 2 and err.endswith("none.db: no such file\n") and not (tmp_path / "none.db").exists()
+
+
+def test_wrong_paths_are_refused_before_torch_is_imported(database):
+    code = (
+        "import sys; from ananet.cli import main\n"
+        "wrong = ['none.db'], ['a.db', '-o', 'a.db'], ['a.db', '--pairs', 'all']\n"
+        "codes = [main(['colmap', *arguments]) for arguments in wrong]\n"
+        "assert codes == [2, 2, 2] and 'torch' not in sys.modules, codes\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=database.parent, capture_output=True)
+
+
+def test_a_bar_on_a_terminal(database, monkeypatch, run):
+    assert run("colmap", database, *FAST, "--dry-run")[2] == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    code, _, err = run("colmap", database, *FAST, "--dry-run")
+    assert code == 0 and "1/1" in err and "lpm" in err
+
+
+def test_real_photos(photos, tmp_path, run):
+    pycolmap = pytest.importorskip("pycolmap")
+    options = pycolmap.FeatureExtractionOptions()
+    options.sift.max_num_features = 600
+    path = tmp_path / "a.db"
+    names = ["a.jpg", "b.jpg", "other.jpg"]
+    pycolmap.extract_features(path, photos, names, extraction_options=options, device=pycolmap.Device.cpu)
+    code, out, err = run("colmap", path, "--match", "--verify", "--device", "cpu", "--json")
+    found = json.loads(out)
+    assert code == 0, err
+    # The third photo shows nothing of what the others show.
+    assert (found["pairs"], found["pairs_dropped"], found["pairs_verified"]) == (3, 2, 1)
+    with pycolmap.Database.open(path) as database:
+        numbers = [database.read_image_with_name(name).image_id for name in names[:2]]
+        assert len(database.read_two_view_geometry(*numbers).inlier_matches) > 100
