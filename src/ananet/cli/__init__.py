@@ -17,6 +17,9 @@ from ananet.errors import InputError, MissingExtraError
 COMMANDS = {
     "match": "match photos, prune the matches, draw them",
     "prune": "prune matches that are stored in an .npz file",
+    "colmap": "prune the matches of a COLMAP database",
+    "hloc": "prune the matches of hloc",
+    "export": "write a trained network as an ONNX file",
     "demo": "prune the matches of a photo pair with known geometry, and show what it brought",
     "list": "list the pruners",
     "data": "make training pairs from photos",

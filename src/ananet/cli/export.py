@@ -1,0 +1,36 @@
+"""`ananet export`: write a trained network as an ONNX file."""
+
+import argparse
+from pathlib import Path
+
+from ananet.cli.arguments import add_json, print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "network",
+        help="a network from 'ananet list' or a .safetensors file; NAME@threshold=0.5 sets what the file decides by",
+    )
+    parser.add_argument("-o", "--output", type=Path, help="the file (default: NETWORK.onnx)")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ananet.files import check_output
+
+    name = arguments.network.partition("@")[0]
+    output = arguments.output or Path(Path(name).stem + ".onnx")
+    check_output(output, Path(name))
+
+    # Torch takes seconds to import, and so comes after what can be wrong without it.
+    from ananet.onnx import export
+    from ananet.pruners import load
+
+    metadata = export(load(arguments.network, device="cpu"), output)
+    size = output.stat().st_size
+    if arguments.json:
+        print_json({"output": str(output), "bytes": size, "metadata": metadata})
+    else:
+        inputs = "matches and side" if metadata["side"] != "[]" else "matches"
+        print(f"{metadata['pruner']}: {size / 1e6:.1f} MB with input {inputs}, written to {output}")
+    return 0

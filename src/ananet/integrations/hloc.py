@@ -1,0 +1,353 @@
+"""hloc's files and its matchers.
+
+features.h5 has a group for every image, its folders nested: `keypoints` [N x 2], `image_size` (width, height), and
+`descriptors` [D x N]. matches.h5 has a group for every pair, "folder-a.jpg/folder-b.jpg" ("_" in place of "/" in old
+files): `matches0` [N0], the partner of each keypoint of the first image or -1, and `matching_scores0` [N0].
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ananet.correspondences import Correspondences
+from ananet.errors import InputError, MissingExtraError
+from ananet.features.matching import nearest_neighbours
+from ananet.files import atomic_path, check_file, check_output
+from ananet.integrations import neighbours
+from ananet.pruners import Pruned, Pruner, load
+
+MATCHER = "ananet"
+"""Name of the matcher that `register` makes known to hloc."""
+# Pairs that go through a pruner together: enough to fill a GPU, few enough to be held in memory.
+PAIRS_AT_ONCE = 32
+# hloc stores indices in 16 bits with a sign: those above come back negative, and those above 65534 come back wrong.
+LARGEST_SIGNED, LARGEST_UNSIGNED = 2**15 - 1, 2**16 - 2
+# From here on neighbouring numbers of half precision are a pixel apart.
+COARSE_IN_HALF = 1024
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What pruning a file of matches came to."""
+
+    pairs: int
+    matches: int
+    kept: int
+    empty: int
+    """Pairs of which nothing is left."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredPair:
+    """One group of matches.h5."""
+
+    group: str
+    name0: str
+    name1: str
+    matches0: np.ndarray
+
+
+def prune_matches(
+    features: str | Path,
+    matches: str | Path,
+    output: str | Path,
+    *,
+    reference: str | Path | None = None,
+    pruner: str | Pruner | None = None,
+    device: str | torch.device = "auto",
+    descriptors: bool = False,
+    progress: bool = False,
+) -> Summary:
+    """Write the right ones among hloc's matches to a new file of the same layout.
+
+    Args:
+        features, matches: hloc's files.
+        output: written at the end, as a whole. Indices are stored in 32 bits; scores are probabilities.
+        reference: features of the images that `features` does not have.
+        pruner: a name that `ananet.load` takes, or a pruner; None for the best one.
+        device: where it runs.
+        descriptors: whether the matches are nearest neighbours, so that the descriptors tell ratio and mutual flag.
+        progress: show a bar.
+    """
+    paths = [Path(features), *([] if reference is None else [Path(reference)])]
+    check_output(output, Path(matches), *paths)
+    used = pruner if isinstance(pruner, Pruner) else load(pruner, device=device)
+    with ExitStack() as opened:
+        images = Images({path: opened.enter_context(_opened(path)) for path in paths})
+        stored = opened.enter_context(_opened(Path(matches)))
+        pairs = list(_stored_pairs(stored, images, Path(matches)))
+        temporary = opened.enter_context(atomic_path(output))
+        with _import_h5py().File(temporary, "w", libver="latest") as written:
+            return _prune(_with_bar(pairs, progress), images, used, descriptors, stored, written)
+
+
+def _prune(
+    batches: Iterable[list[str]], images: Images, pruner: Pruner, descriptors: bool, stored: Any, written: Any
+) -> Summary:
+    counts = np.zeros(4, np.int64)
+    for groups in batches:
+        pairs = [images.pair(group, stored[group]["matches0"]) for group in groups]
+        answers = pruner.batch([images.correspondences(pair, descriptors) for pair in pairs])
+        for pair, answer in zip(pairs, answers, strict=True):
+            kept = _write(written, pair, answer)
+            counts += (1, len(answer.mask), kept, kept == 0)
+    return Summary(*(int(count) for count in counts))
+
+
+def _write(file: Any, pair: StoredPair, answer: Pruned) -> int:
+    """Store what is kept of a pair; returns how much that is."""
+    matched = np.flatnonzero(pair.matches0 >= 0)
+    kept = matched[answer.mask]
+    matches0 = np.full(len(pair.matches0), -1, np.int32)
+    matches0[kept] = pair.matches0[kept]
+    scores = np.zeros(len(pair.matches0), np.float16)
+    scores[kept] = answer.scores[answer.mask]
+    group = file.create_group(pair.group)
+    group.create_dataset("matches0", data=matches0)
+    group.create_dataset("matching_scores0", data=scores)
+    return len(kept)
+
+
+class Images:
+    """The images of one or two feature files, by the names that matches have for them."""
+
+    def __init__(self, files: Mapping[Path, Any]) -> None:
+        self.groups: dict[str, Any] = {}
+        self.flat: dict[str, str] = {}
+        self.where = ", ".join(str(path) for path in files)
+        self._last: dict[str, dict[str, Any]] = {}
+        self._warned = False
+        for path, file in files.items():
+            for name in _groups_with(file, "keypoints"):
+                if name not in self.groups:
+                    self._add(name, file[name], path)
+
+    def _add(self, name: str, group: Any, path: Path) -> None:
+        other = self.flat.setdefault(name.replace("/", "-"), name)
+        if other != name:
+            raise InputError(f"{path}: expected names that differ, hloc's matches cannot tell {name} from {other}")
+        self.groups[name] = group
+
+    def names_of(self, group: str, path: Path) -> tuple[str, str]:
+        """The two images of a pair."""
+        first, separator, second = group.partition("/")
+        splits = [(first, second)] if separator else _splits(group)
+        found = [(self.flat[a], self.flat[b]) for a, b in splits if a in self.flat and b in self.flat]
+        if len(found) == 1:
+            return found[0]
+        problem = "no images of that name" if not found else "more than one way to read it"
+        raise InputError(f"{path}: pair {group}: {problem} in {self.where}; were other features matched?")
+
+    def pair(self, group: str, matches0: Any) -> StoredPair:
+        name0, name1 = self.names_of(group, Path(matches0.file.filename))
+        count0, count1 = (len(self.groups[name]["keypoints"]) for name in (name0, name1))
+        indices = _whole_indices(matches0[()], count1, group)
+        if indices.shape != (count0,):
+            raise InputError(f"{group}: matches0: expected shape ({count0},), got {indices.shape}")
+        if (indices >= count1).any():
+            raise InputError(f"{group}: matches0: expected indices below {count1}, got {indices.max()}")
+        return StoredPair(group, name0, name1, indices)
+
+    def correspondences(self, pair: StoredPair, descriptors: bool) -> Correspondences:
+        first, second = self._read(pair.name0, descriptors), self._read(pair.name1, descriptors)
+        matched = np.flatnonzero(pair.matches0 >= 0)
+        partners = pair.matches0[matched]
+        ratio, mutual = None, None
+        if descriptors and len(matched):
+            found = nearest_neighbours(first["descriptors"], second["descriptors"])
+            nearest = found.index[matched] == partners
+            # A match that is no nearest neighbour is not distinctive.
+            ratio = np.where(nearest, found.ratio[matched], 1.0)
+            mutual = nearest & found.mutual[matched]
+        return Correspondences(
+            first["keypoints"][matched],
+            second["keypoints"][partners],
+            size0=first["image_size"],
+            size1=second["image_size"],
+            ratio=ratio,
+            mutual=mutual,
+            indices=np.stack([matched, partners], axis=1),
+        )
+
+    def _read(self, name: str, descriptors: bool) -> dict[str, Any]:
+        """Arrays of an image. Pairs come sorted by their first image, so the last two are kept."""
+        if name not in self._last:
+            group = self.groups[name]
+            if "image_size" not in group:
+                raise InputError(f"{name}: expected image_size, as hloc writes it, got {', '.join(group)}")
+            points = group["keypoints"][()]
+            if points.ndim != 2 or points.shape[1] < 2:
+                raise InputError(f"{name}: keypoints: expected shape (N, 2), got {points.shape}")
+            self._warn_if_coarse(name, points)
+            found = {"keypoints": points[:, :2].astype(np.float32), "image_size": group["image_size"][()]}
+            if descriptors:
+                if "descriptors" not in group:
+                    raise InputError(f"{name}: expected descriptors, got {', '.join(group)}")
+                found["descriptors"] = group["descriptors"][()].T.astype(np.float32)
+            while len(self._last) > 1:
+                self._last.pop(next(iter(self._last)))
+            self._last[name] = found
+        return self._last[name]
+
+    def _warn_if_coarse(self, name: str, points: np.ndarray) -> None:
+        if not self._warned and points.dtype == np.float16 and points.size and points.max() >= COARSE_IN_HALF:
+            self._warned = True
+            text = f"{name}: keypoints are stored in half precision, a pixel apart beyond {COARSE_IN_HALF} pixels"
+            warnings.warn(f"{text}; extract with as_half=False for precise poses", stacklevel=2)
+
+
+def _whole_indices(matches0: np.ndarray, count: int, group: str) -> np.ndarray:
+    """[N0] int64 indices below `count` or -1; those that overflowed 16 bits are mended where that is possible."""
+    if matches0.dtype.kind not in "iu":
+        raise InputError(f"{group}: matches0: expected whole numbers, got {matches0.dtype}")
+    indices = matches0.astype(np.int64)
+    if matches0.dtype.itemsize == 2 and count > LARGEST_SIGNED + 1:
+        if count > LARGEST_UNSIGNED + 1:
+            raise InputError(f"{group}: {count} keypoints do not fit the 16 bits of matches0; match again, with fewer")
+        warnings.warn(f"{group}: indices above {LARGEST_SIGNED} overflowed 16 bits and were mended", stacklevel=2)
+        return np.where(indices < -1, indices + 2**16, indices)
+    if (indices < -1).any():
+        raise InputError(f"{group}: matches0: expected indices or -1, got {indices.min()}")
+    return indices
+
+
+def _stored_pairs(file: Any, images: Images, path: Path) -> Iterator[str]:
+    """Groups of all pairs, sorted; a name that no image has is told before the work starts."""
+    for group in sorted(_groups_with(file, "matches0")):
+        images.names_of(group, path)
+        yield group
+
+
+def _groups_with(file: Any, dataset: str) -> list[str]:
+    """Names of the groups that hold a dataset, however deep."""
+    found: list[str] = []
+
+    def visit(name: str, item: Any) -> None:
+        folder, _, last = name.rpartition("/")
+        if last == dataset and hasattr(item, "dtype"):
+            found.append(folder)
+
+    file.visititems(visit)
+    return found
+
+
+def _splits(group: str) -> list[tuple[str, str]]:
+    """Every way to read "a_b" as two names.
+
+    >>> _splits("a_1.jpg_b.jpg")
+    [('a', '1.jpg_b.jpg'), ('a_1.jpg', 'b.jpg')]
+    """
+    return [(group[:place], group[place + 1 :]) for place, sign in enumerate(group) if sign == "_"]
+
+
+def _with_bar(groups: list[str], progress: bool) -> Iterator[list[str]]:
+    from tqdm import tqdm
+
+    with tqdm(total=len(groups), desc="prune", unit="pair", disable=not progress, leave=False) as bar:
+        for start in range(0, len(groups), PAIRS_AT_ONCE):
+            yield groups[start : start + PAIRS_AT_ONCE]
+            bar.update(min(PAIRS_AT_ONCE, len(groups) - start))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """An HDF5 file to read; whatever is wrong with it names the file."""
+    check_file(path)
+    h5py = _import_h5py()
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise InputError(f"{path}: not a readable HDF5 file ({error})") from None
+    with file:
+        yield file
+
+
+def _import_h5py() -> ModuleType:
+    try:
+        import h5py
+    except ImportError:
+        raise MissingExtraError("h5py", "h5") from None
+    return h5py
+
+
+def register() -> None:
+    """Make the matcher "ananet" known to hloc: `{"output": "matches-ananet", "model": {"name": "ananet"}}`.
+
+    It matches nearest neighbours and prunes them. Option `pruner`: a name that `ananet.load` takes.
+    """
+    try:
+        from hloc import matchers
+        from hloc.utils.base_model import BaseModel
+    except ImportError:
+        raise ImportError("this needs hloc: see github.com/cvg/Hierarchical-Localization; it is on no index") from None
+    # hloc loads matchers by importing hloc.matchers.NAME, and takes the one model that is defined there.
+    module = ModuleType(f"{matchers.__name__}.{MATCHER}")
+    module.Ananet = _matcher(BaseModel, module.__name__)  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    setattr(matchers, MATCHER, module)
+
+
+def _matcher(base: type, module: str) -> type:
+    """hloc's matcher, made here since its base class is known only where hloc is installed."""
+
+    def _init(self: Any, conf: Mapping[str, Any]) -> None:
+        self.pruner = None
+
+    def _forward(self: Any, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        device = data["descriptors0"].device
+        if self.pruner is None:
+            self.pruner = load(self.conf["pruner"], device=device)
+        return match_pair(data, self.pruner)
+
+    return type(
+        "Ananet",
+        (base,),
+        {
+            "__doc__": "Nearest neighbours, pruned.",
+            "__module__": module,
+            "default_conf": {"pruner": None},
+            "required_inputs": [f"{name}{i}" for name in ("image", "keypoints", "descriptors") for i in (0, 1)],
+            "_init": _init,
+            "_forward": _forward,
+        },
+    )
+
+
+def match_pair(data: Mapping[str, Any], pruner: Pruner) -> dict[str, Tensor]:
+    """What hloc's matchers answer: `matches0` and `matching_scores0`, [1 x N0].
+
+    Args:
+        data: `keypoints0` [1 x N0 x 2], `descriptors0` [1 x D x N0], `image0` [1 x C x H x W], and the same with 1.
+    """
+    points0, points1 = data["keypoints0"][0], data["keypoints1"][0]
+    partners = torch.full((len(points0),), -1, dtype=torch.long, device=points0.device)
+    scores = torch.zeros(len(points0), device=points0.device)
+    if len(points0) and len(points1):
+        found = neighbours.nearest_neighbours(data["descriptors0"][0].mT, data["descriptors1"][0].mT)
+        size0, size1 = ((image.shape[-1], image.shape[-2]) for image in (data["image0"], data["image1"]))
+        answer = pruner(
+            Correspondences(
+                points0[:, :2],
+                points1[found.index, :2],
+                size0=size0,
+                size1=size1,
+                ratio=found.ratio,
+                mutual=found.mutual,
+            )
+        )
+        partners = torch.where(answer.mask, found.index, partners)
+        scores = torch.where(answer.mask, answer.scores, scores)
+    if len(points1) > LARGEST_SIGNED + 1:
+        warnings.warn(f"{len(points1)} keypoints: hloc stores indices in 16 bits; use at most 32768", stacklevel=2)
+    return {"matches0": partners[None], "matching_scores0": scores[None]}

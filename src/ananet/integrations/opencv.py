@@ -1,0 +1,126 @@
+"""OpenCV's own types in and out: keypoints and `cv2.DMatch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import cv2
+import numpy as np
+
+from ananet.correspondences import Array, Correspondences, Size
+from ananet.errors import InputError
+from ananet.pruners import Pruner, load
+
+# OpenCV's angle of a keypoint without one.
+NO_ANGLE = -1.0
+
+
+def prune(
+    keypoints0: Sequence[cv2.KeyPoint],
+    keypoints1: Sequence[cv2.KeyPoint],
+    matches: Sequence[Any],
+    size0: Size | None = None,
+    size1: Size | None = None,
+    *,
+    K0: Array | None = None,
+    K1: Array | None = None,
+    back: Sequence[Any] | None = None,
+    pruner: str | Pruner | None = None,
+) -> list[cv2.DMatch]:
+    """The right ones among matches, in their order.
+
+    Args:
+        keypoints0, keypoints1: of both images; sizes and angles are used where all matched keypoints have them.
+        matches: what `match` or `knnMatch(..., k=2)` of an OpenCV matcher gives. The latter tells ratios of distances
+            too, which makes a better answer.
+        size0, size1: (width, height) of both images; used where there are no camera matrices.
+        K0, K1: [3 x 3] camera matrices.
+        back: the same matcher's matches from the second image to the first, which tell what is mutual.
+        pruner: a name that `ananet.load` takes, or a pruner; None for the best one.
+    """
+    chosen = [neighbours for neighbours in map(_neighbours, matches) if neighbours]
+    best = [neighbours[0] for neighbours in chosen]
+    indices = np.array([(match.queryIdx, match.trainIdx) for match in best], np.int64).reshape(-1, 2)
+    _check_indices(indices, len(keypoints0), len(keypoints1))
+    first = [keypoints0[i] for i in indices[:, 0]]
+    second = [keypoints1[i] for i in indices[:, 1]]
+    sizes0, sizes1 = _both(_sizes(first), _sizes(second))
+    angles0, angles1 = _both(_angles(first), _angles(second))
+    correspondences = Correspondences(
+        _points(first),
+        _points(second),
+        K0=K0,
+        K1=K1,
+        size0=size0,
+        size1=size1,
+        ratio=_ratio(chosen),
+        mutual=None if back is None else _mutual(indices, back),
+        sizes0=sizes0,
+        sizes1=sizes1,
+        angles0=angles0,
+        angles1=angles1,
+    )
+    used = pruner if isinstance(pruner, Pruner) else _loaded(pruner)
+    return [match for match, kept in zip(best, used(correspondences).mask, strict=True) if kept]
+
+
+@lru_cache(maxsize=4)
+def _loaded(name: str | None) -> Pruner:
+    """Scripts call `prune` for every pair of images; weights are read once."""
+    return load(name)
+
+
+def _neighbours(match: Any) -> Sequence[cv2.DMatch]:
+    """The neighbours of one keypoint, nearest first, whichever of OpenCV's matching functions they come from."""
+    if isinstance(match, cv2.DMatch):
+        return (match,)
+    if isinstance(match, Sequence) and all(isinstance(each, cv2.DMatch) for each in match):
+        return match
+    raise InputError(f"matches: expected cv2.DMatch or lists of them, got {type(match).__name__}")
+
+
+def _check_indices(indices: np.ndarray, count0: int, count1: int) -> None:
+    if len(indices) and ((indices < 0).any() or (indices >= [count0, count1]).any()):
+        raise InputError(
+            f"matches: expected indices below {count0} and {count1}, got up to {indices[:, 0].max()} and "
+            f"{indices[:, 1].max()}; are the keypoints in the order of the images?"
+        )
+
+
+def _points(keypoints: Sequence[cv2.KeyPoint]) -> np.ndarray:
+    return np.array([keypoint.pt for keypoint in keypoints], np.float64).reshape(-1, 2)
+
+
+def _sizes(keypoints: Sequence[cv2.KeyPoint]) -> np.ndarray | None:
+    """[N] diameters; None where they are not measured: some are 0, or all are the same, as FAST's."""
+    sizes = np.array([keypoint.size for keypoint in keypoints], np.float32)
+    return sizes if len(sizes) and sizes.min() > 0 and sizes.min() < sizes.max() else None
+
+
+def _angles(keypoints: Sequence[cv2.KeyPoint]) -> np.ndarray | None:
+    """[N] radians; None where some have none."""
+    angles = np.array([keypoint.angle for keypoint in keypoints], np.float32)
+    return None if (angles == NO_ANGLE).any() else np.radians(angles)
+
+
+def _both(first: np.ndarray | None, second: np.ndarray | None) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    """What is known of one image alone is of no use."""
+    return (None, None) if first is None or second is None else (first, second)
+
+
+def _ratio(chosen: Sequence[Sequence[cv2.DMatch]]) -> np.ndarray | None:
+    """[N] nearest over second nearest distance; None where no keypoint has a second one."""
+    if all(len(neighbours) < 2 for neighbours in chosen):
+        return None
+    nearest = np.array([neighbours[0].distance for neighbours in chosen], np.float64)
+    # A keypoint without a second one, or with two at distance 0, is not distinctive.
+    second = np.array([neighbours[1].distance if len(neighbours) > 1 else 0.0 for neighbours in chosen])
+    return np.divide(nearest, second, out=np.ones_like(nearest), where=second > 0).clip(0, 1)
+
+
+def _mutual(indices: np.ndarray, back: Sequence[Any]) -> np.ndarray:
+    """[N] bool: matches that the other direction has too."""
+    found = {(n[0].trainIdx, n[0].queryIdx) for n in map(_neighbours, back) if n}
+    return np.array([tuple(pair) in found for pair in indices.tolist()], bool)

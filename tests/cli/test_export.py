@@ -1,0 +1,25 @@
+import json
+
+import pytest
+
+pytest.importorskip("onnxscript")
+onnx = pytest.importorskip("onnx")
+
+
+def test_export(tmp_path, run):
+    code, out, _ = run("export", "ananet-small@threshold=0.7", "-o", tmp_path / "small.onnx", "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result["bytes"] == (tmp_path / "small.onnx").stat().st_size
+    assert float(result["metadata"]["threshold"]) == pytest.approx(0.7)
+    onnx.checker.check_model(onnx.load(tmp_path / "small.onnx"))
+    assert [path.name for path in tmp_path.iterdir()] == ["small.onnx"]
+
+
+def test_wrong_arguments(tmp_path, run):
+    code, _, err = run("export", "auto", "-o", tmp_path / "x.onnx")
+    assert code == 2 and "expected one network" in err
+    code, _, err = run("export", "ananet", "-o", tmp_path / "none" / "x.onnx")
+    assert code == 2 and "does not exist" in err
+    code, _, err = run("export", "nonsense", "-o", tmp_path / "x.onnx")
+    assert code == 2 and "nonsense" in err
