@@ -45,6 +45,13 @@ def write_list(folder: Path) -> Path:
     return folder / "list.txt"
 
 
+def write_labelled(folder: Path) -> Path:
+    from tests.datasets.formats.test_labelled import write
+
+    write(folder / "set" / "pair")
+    return folder / "set"
+
+
 def write_views(folder: Path) -> Path:
     for name in ("views.txt", "pairs.txt"):
         (folder / name).write_text("")
@@ -58,6 +65,7 @@ WRITERS = {
     "views and pairs": write_views,
     "posed scenes": lambda folder: write_scene(folder / "room", images=1),
     "MULTI": lambda folder: write_case(folder / "part-a" / "case1").parent,
+    "labelled matches": write_labelled,
     "pair list": write_list,
 }
 
@@ -74,7 +82,7 @@ def test_data_is_recognised_by_what_lies_there(name: str, tmp_path: Path) -> Non
     source = open_source(str(path))
     assert isinstance(source, Source) and type(source) is SOURCES[name]
     assert source.name == name and source.path == path and source.title == path.stem
-    assert source.has_poses == (name != "MULTI")
+    assert source.has_poses == (name not in ("MULTI", "labelled matches"))
     stored = name in ("training pairs", "OANet dump", "MULTI")
     assert isinstance(source, StoredPairs if stored else PosedPhotos)
     if stored and source.has_poses:
