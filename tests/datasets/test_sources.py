@@ -83,7 +83,7 @@ def test_data_is_recognised_by_what_lies_there(name: str, tmp_path: Path) -> Non
     assert isinstance(source, Source) and type(source) is SOURCES[name]
     assert source.name == name and source.path == path and source.title == path.stem
     assert source.has_poses == (name not in ("MULTI", "labelled matches"))
-    stored = name in ("training pairs", "OANet dump", "MULTI")
+    stored = name in ("training pairs", "OANet dump", "MULTI", "labelled matches")
     assert isinstance(source, StoredPairs if stored else PosedPhotos)
     if stored and source.has_poses:
         assert type(open_stored_pairs(path)) is type(source)
