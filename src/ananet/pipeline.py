@@ -25,7 +25,7 @@ from ananet.stopwatch import Stopwatch
 LEAST_PARALLAX = 0.5
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PhotoMatches:
     """What became of two photos."""
 
@@ -51,6 +51,13 @@ class PhotoMatches:
     refined: Refined | None = None
     """What a second look at the photos gave, of the kept matches alone; `matches` has the points that it moved. None
     without a second look, and without overlap."""
+
+    def __repr__(self) -> str:
+        pose = "no pose" if self.pose is None else f"pose with {int(self.pose.inliers.sum())} inliers"
+        overlap = "" if self.overlap.found else ", no overlap"
+        return (
+            f"PhotoMatches({int(self.kept.mask.sum())} of {len(self.matches)} kept by {self.pruner}{overlap}, {pose})"
+        )
 
     @property
     def rotation_only(self) -> bool:

@@ -80,5 +80,7 @@ def test_a_pose_of_a_pruners_answer(name, problem):
 def test_wrong_answers_are_told(problem):
     with pytest.raises(InputError, match=r"kept: expected the answer on these \d+ matches, got 3"):
         estimate_pose(problem.matches, kept=verdict([True] * 3))
+    with pytest.raises(InputError, match="kept: expected a pruner's answer, .* got ndarray"):
+        estimate_pose(problem.matches, kept=problem.inlier)
     with pytest.raises(InputError, match="handover: expected one of one-to-one, kept, got 'best'"):
         load_estimator("poselib", handover="best")

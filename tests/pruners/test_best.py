@@ -63,7 +63,7 @@ def test_after_another_pruner():
     n = len(known())
     chain = ananet.load("mutual+auto", device="cpu")
     kept = chain(known(mutual=np.arange(n) % 2 == 0))
-    assert chain.name == "mutual+auto" and not kept.mask[1::2].any()
+    assert chain.name == "mutual+auto" and kept.pruner == "mutual+ananet-ratio" and not kept.mask[1::2].any()
 
 
 def test_its_weights_are_known():

@@ -104,6 +104,10 @@ class Estimator(ABC):
 
     def taken(self, matches: Correspondences, kept: Verdict) -> Tensor:
         """[N] bool: what the estimator takes of a pruner's answer."""
+        if not hasattr(kept, "mask") or not hasattr(kept, "logits"):
+            raise InputError(
+                f"kept: expected a pruner's answer, as `pruner(matches)` gives it, got {type(kept).__name__}"
+            )
         if len(kept.mask) != len(matches):
             raise InputError(f"kept: expected the answer on these {len(matches)} matches, got {len(kept.mask)}")
         return hand_over(matches, kept, self.handover)

@@ -1,6 +1,7 @@
 """Pruners one after another."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -29,13 +30,18 @@ class Chain(Pruner):
         answers = first.batch(pairs)
         logits = [torch.as_tensor(answer.logits) for answer in answers]
         kept = [torch.as_tensor(answer.mask) for answer in answers]
+        names = [[answer.pruner] for answer in answers]
         decision = first.decision
         for pruner in others:
             verdicts = pruner.batch([pair[mask] for pair, mask in zip(pairs, kept, strict=True)])
             for number, verdict in enumerate(verdicts):
+                names[number].append(verdict.pruner)
                 left = kept[number]
                 dropped = (logits[number] + (pruner.decision - decision)).clamp(max=pruner.decision)
                 logits[number] = dropped.masked_scatter(left, torch.as_tensor(verdict.logits))
                 kept[number] = left.masked_scatter(left, torch.as_tensor(verdict.mask))
             decision = pruner.decision
-        return [answer(pair, of_pair, self) for pair, of_pair in zip(pairs, logits, strict=True)]
+        return [
+            replace(answer(pair, of_pair, self), pruner="+".join(asked))
+            for pair, of_pair, asked in zip(pairs, logits, names, strict=True)
+        ]
