@@ -134,3 +134,13 @@ def check_learns(net: Network) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.6 * losses[0]
+
+
+OF_EVERY_NETWORK = (
+    check_padding,
+    check_statistics,
+    check_permutation,
+    check_degenerate,
+    check_rescaling,
+    check_half_precision,
+)

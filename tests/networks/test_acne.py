@@ -11,17 +11,7 @@ def test_parameter_count_of_the_paper():
     assert checks.parameters(ACNe()) == 409_522
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        checks.check_padding,
-        checks.check_statistics,
-        checks.check_permutation,
-        checks.check_degenerate,
-        checks.check_rescaling,
-        checks.check_half_precision,
-    ],
-)
+@pytest.mark.parametrize("check", checks.OF_EVERY_NETWORK)
 @pytest.mark.parametrize("side", [(), ("mutual",)])
 def test_it_is_a_network(check, side):
     check(checks.made("acne", blocks=2, width=64, side=side))

@@ -10,17 +10,7 @@ def test_parameter_count_of_the_paper():
     assert checks.parameters(CNe()) == 397_057
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        checks.check_padding,
-        checks.check_statistics,
-        checks.check_permutation,
-        checks.check_degenerate,
-        checks.check_rescaling,
-        checks.check_half_precision,
-    ],
-)
+@pytest.mark.parametrize("check", checks.OF_EVERY_NETWORK)
 @pytest.mark.parametrize("side", [(), ("ratio",)])
 def test_it_is_a_network(check, side):
     check(checks.made("cne", blocks=3, width=32, side=side))

@@ -14,17 +14,7 @@ def test_parameter_count_of_the_authors():
     assert checks.parameters(LMCNet()) == 925_513
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        checks.check_padding,
-        checks.check_statistics,
-        checks.check_permutation,
-        checks.check_degenerate,
-        checks.check_rescaling,
-        checks.check_half_precision,
-    ],
-)
+@pytest.mark.parametrize("check", checks.OF_EVERY_NETWORK)
 def test_it_is_a_network(check):
     check(checks.made("lmcnet", **SMALL))
 

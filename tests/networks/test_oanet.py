@@ -17,17 +17,7 @@ def test_parameter_count_of_the_paper():
     assert narrow == 2_472_538 - 6 * (500 * 500 + 500 - 2 * 500 * 64 - 500 - 64 - 2 * 64)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        checks.check_padding,
-        checks.check_statistics,
-        checks.check_permutation,
-        checks.check_degenerate,
-        checks.check_rescaling,
-        checks.check_half_precision,
-    ],
-)
+@pytest.mark.parametrize("check", checks.OF_EVERY_NETWORK)
 @pytest.mark.parametrize("settings", [{}, {"bottleneck": 6, "side": ("ratio",)}, {"stages": 1}])
 def test_it_is_a_network(check, settings):
     check(checks.made("oanet", **SMALL, **settings))

@@ -500,6 +500,8 @@ def _summary(result: dict[str, Any]) -> str:
 def _print(result: dict[str, Any]) -> None:
     import numpy as np
 
+    from ananet.estimators.handover import IN_WORDS
+
     print(f"keypoints  {result['keypoints'][0]} and {result['keypoints'][1]}")
     kept = f"{result['kept']} kept" if result["kept"] else "nothing kept"
     print(f"matches    {result['matches']} putative, {kept} by {result['pruner']}")
@@ -511,8 +513,8 @@ def _print(result: dict[str, Any]) -> None:
         print(f"camera     focal lengths {focal0} and {focal1} px from EXIF; --focal or --k0 override it")
     pose = result["pose"]
     if pose:
-        used = {"kept": "of all kept matches", "one-to-one": "of kept matches that are one to one"}[pose["handover"]]
-        print(f"pose       {pose['estimator']} at {pose['threshold_pixels']:g} px {used}, {pose['inliers']} inliers")
+        used = IN_WORDS[pose["handover"]]
+        print(f"pose       {pose['estimator']} at {pose['threshold_pixels']:g} px of {used}, {pose['inliers']} inliers")
         if pose["rotation_only"]:
             print("           only the rotation can be trusted: the camera hardly moved")
         print("  R  " + np.array2string(np.array(pose["R"]), precision=5, suppress_small=True, prefix="  R  "))

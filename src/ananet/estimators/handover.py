@@ -48,6 +48,7 @@ HAND_OVERS: dict[str, Callable[[Correspondences, Tensor, Tensor], Tensor]] = {
     "one-to-one": one_to_one,
     "kept": all_kept,
 }
+IN_WORDS = {"one-to-one": "kept matches that are one to one", "kept": "all kept matches"}
 # With fewer matches than this one-to-one, an estimator needs every match it can get.
 FEWEST_HANDED_OVER = 30
 

@@ -17,6 +17,7 @@ from ananet.datasets.base import LabelledPair
 from ananet.defaults import REPORTED_ESTIMATORS
 from ananet.errors import InputError
 from ananet.estimators import Estimator, load_estimator
+from ananet.estimators.handover import IN_WORDS
 from ananet.evaluation.predictions import Prediction
 from ananet.metrics import PoseError
 from ananet.names import split_options
@@ -73,7 +74,7 @@ class PoseSettings(Settings):
         unit = "in calibrated coordinates" if self.calibrated and "threshold" not in given else "px / mean focal length"
         confidence = "its default" if loaded.confidence is None else f"{loaded.confidence:.15g}"
         repeats = f", mean of {self.repeats} runs" if self.repeats > 1 else ""
-        matches = {"kept": "all kept matches", "one-to-one": "kept matches that are one to one"}[loaded.handover]
+        matches = IN_WORDS[loaded.handover]
         return f"{name}, threshold {loaded.threshold:g} {unit}, confidence {confidence}, {matches}{own}{repeats}"
 
 

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from ananet.conflicts import APART
 from ananet.errors import InputError, MissingExtraError
 from ananet.files import atomic_path, check_output
-from ananet.inference.ananet.folded import FoldedANANet, pointwise
+from ananet.inference.ananet.folded import FoldedANANet
 from ananet.networks import ANANet, Network
-from ananet.networks.base import zero_at_padding
 from ananet.networks.input import LARGEST_COORDINATE, LARGEST_MARGIN, SIDE_INPUT, side_input
 from ananet.pruners.base import LARGEST_LOGIT, Pruner
 from ananet.pruners.learned import LearnedPruner
@@ -94,7 +93,7 @@ class PrunerGraph(nn.Module):
         super().__init__()
         network = copy.deepcopy(pruner.network).cpu().eval()
         self.side = network.settings.side
-        self.score = FoldedGraph(network) if isinstance(network, ANANet) else network
+        self.score = FoldedANANet(network).score if isinstance(network, ANANet) else network
         self.decision, self.odds = pruner.decision, pruner.conflict_odds
 
     def forward(self, matches: Tensor, side: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,26 +112,6 @@ class PrunerGraph(nn.Module):
 def pad(numbers: Tensor) -> Tensor:
     """[B x N x C] numbers with one more row, of NaN."""
     return torch.cat([numbers, numbers.new_full((numbers.shape[0], 1, numbers.shape[2]), math.nan)], dim=1)
-
-
-class FoldedGraph(nn.Module):
-    """`FoldedANANet` for any mask, not only for padding at the end."""
-
-    def __init__(self, network: ANANet) -> None:
-        super().__init__()
-        self.folded = FoldedANANet(network)
-
-    def forward(self, matches: Tensor, mask: Tensor) -> Tensor:
-        folded = self.folded
-        features = pointwise(folded.encoder, matches[..., :4])
-        if folded.side_encoder is not None:
-            features = features + pointwise(folded.side_encoder, matches[..., 4:])
-        *first_blocks, last_block = folded.blocks
-        for block in first_blocks:
-            features = block(features, mask)
-        if folded.feedback is not None:
-            features = folded.feedback(features, matches, mask)
-        return zero_at_padding(folded.head(last_block(features, mask))[..., 0], mask)
 
 
 def side_channels(side: tuple[str, ...], numbers: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ananet.correspondences import Correspondences
+from ananet.devices import choose_device
 from ananet.pruners.base import Pruned, Pruner, check_pairs
-from ananet.pruners.learned import CONFLICT_ODDS, THRESHOLD, LearnedPruner
+from ananet.pruners.learned import CONFLICT_ODDS, THRESHOLD, LearnedPruner, check_odds, decision_at
 from ananet.weights import bundled_path
 
 NETWORKS = COORDINATES, SIDE_INPUT = "ananet", "ananet-ratio"
@@ -31,10 +32,9 @@ class Best(Pruner):
         threshold: float = THRESHOLD,
         conflict_odds: float = CONFLICT_ODDS,
     ) -> None:
-        self.device, self.threshold, self.conflict_odds = device, threshold, conflict_odds
+        self.device, self.threshold, self.conflict_odds = choose_device(device), threshold, check_odds(conflict_odds)
+        self.decision = decision_at(threshold)
         self._loaded: dict[str, LearnedPruner] = {}
-        # One is needed for sure, and a wrong threshold or device should be told at once.
-        self.decision = self._network(COORDINATES).decision
 
     def chosen(self, matches: Correspondences) -> LearnedPruner:
         """The network for such matches."""

@@ -50,13 +50,10 @@ class LearnedPruner(Pruner):
         name: str | None = None,
         card: dict[str, Any] | None = None,
     ) -> None:
-        threshold = check_probability("threshold", threshold)
-        if not is_number(conflict_odds) or not conflict_odds >= 1:
-            raise InputError(f"conflict_odds: expected a number of at least 1, got {conflict_odds!r}")
         self.name = name or network.name
         self.card = card or {}
-        self.decision = math.log(threshold / (1 - threshold))
-        self.conflict_odds = conflict_odds
+        self.decision = decision_at(threshold)
+        self.conflict_odds = check_odds(conflict_odds)
         self.progress: Progress | None = None
         """Called with steps done and all steps of a call, where the network runs slowly enough to have steps."""
         self.device = choose_device(device)
@@ -121,6 +118,18 @@ class LearnedPruner(Pruner):
         mask = torch.arange(padded.shape[1], device=self.device) < lengths[:, None]
         logits = doubt_conflicting(self.engine(padded, lengths, progress), padded, self.conflict_odds, mask)
         return [row[: len(x)] for row, x in zip(logits, inputs, strict=True)]
+
+
+def decision_at(threshold: float) -> float:
+    """The logit of a probability."""
+    threshold = check_probability("threshold", threshold)
+    return math.log(threshold / (1 - threshold))
+
+
+def check_odds(conflict_odds: float) -> float:
+    if not is_number(conflict_odds) or not conflict_odds >= 1:
+        raise InputError(f"conflict_odds: expected a number of at least 1, got {conflict_odds!r}")
+    return conflict_odds
 
 
 def groups_of_similar_size(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:

@@ -19,8 +19,10 @@ WORTH_A_BAR = 10_000
 @contextmanager
 def progress_bar(pruner: Pruner, count: int) -> Iterator[None]:
     """Show a bar on a terminal while networks prune so many matches on a CPU, if that takes long."""
-    slow = [network for network in _networks(pruner) if network.device.type == "cpu"]
-    if not slow or count <= WORTH_A_BAR or not sys.stderr.isatty():
+    shown = count > WORTH_A_BAR and sys.stderr.isatty()
+    # Only then, since a pruner that chooses among networks loads them all to be asked.
+    slow = [network for network in _networks(pruner) if network.device.type == "cpu"] if shown else []
+    if not slow:
         yield
         return
     from tqdm import tqdm

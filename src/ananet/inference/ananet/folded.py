@@ -126,6 +126,10 @@ class FoldedANANet:
             progress: called with the number of blocks done, and of all blocks.
         """
         mask = None if lengths is None else torch.arange(matches.shape[1], device=matches.device) < lengths[:, None]
+        return self.score(matches, mask, progress)
+
+    def score(self, matches: Tensor, mask: Tensor | None, progress: Progress | None = None) -> Tensor:
+        """The same for any mask [B x N], True where a match is real."""
         features = pointwise(self.encoder, matches[..., :4])
         if self.side_encoder is not None:
             features = features + pointwise(self.side_encoder, matches[..., 4:])
