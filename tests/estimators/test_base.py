@@ -9,6 +9,7 @@ from ananet.estimators import ESTIMATORS, estimate_fundamental, load_estimator
 from ananet.geometry import rotation_error, sampson_distance, translation_error
 from tests.conftest import make_problem
 
+# Those that tell wrong matches from right ones; `eight-point` has a file of its own.
 NAMES = ("ransac", "magsac", "poselib")
 
 
@@ -96,7 +97,7 @@ def test_wrong_options_are_named(estimator, call, problem):
 
 
 def test_wrong_arguments_are_named(problem):
-    with pytest.raises(InputError, match="estimator: expected one of .*poselib, ransac, magsac, got 'lmeds'"):
+    with pytest.raises(InputError, match="expected one of .*poselib, ransac, magsac, eight-point, got 'lmeds'"):
         estimate_pose(problem.matches, "lmeds")
     with pytest.raises(InputError, match="threshold: expected a positive number of pixels, got 0"):
         estimate_pose(problem.matches, threshold=0)

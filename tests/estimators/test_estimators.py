@@ -9,7 +9,7 @@ from ananet.estimators.poselib import PoseLib
 
 
 def test_names_and_options():
-    assert ESTIMATORS.names == ["poselib", "ransac", "magsac"]
+    assert ESTIMATORS.names == ["poselib", "ransac", "magsac", "eight-point"]
     assert isinstance(load_estimator(), PoseLib)
     assert isinstance(load_estimator("ransac"), RANSAC)
     assert isinstance(load_estimator("magsac"), MAGSAC)
@@ -22,7 +22,7 @@ def test_names_and_options():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("lmeds", "estimator: expected one of poselib, ransac, magsac, got 'lmeds'"),
+        ("lmeds", "estimator: expected one of poselib, ransac, magsac, eight-point, got 'lmeds'"),
         ("ransac@threshold=high", "threshold: expected a number, got 'high'"),
         ("ransac@loss=huber", "options of the estimator 'ransac': expected some of threshold, confidence, use_scores"),
         ("magsac@threshold", "estimator: expected an option as name=value after '@', got 'threshold'"),

@@ -94,7 +94,7 @@ def test_summaries_by_hand():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"estimators": ("ransac", "lmeds")}, "estimator: expected one of poselib, ransac, magsac, got 'lmeds'"),
+        ({"estimators": ("ransac", "lmeds")}, "expected one of poselib, ransac, magsac, eight-point, got 'lmeds'"),
         ({"estimators": ("ransac@loss=cauchy",)}, "options of the estimator 'ransac': expected some of"),
         ({"estimators": ("ransac@threshold",)}, "expected an option as name=value"),
         ({"estimators": ("ransac", "ransac")}, "estimators: expected different ones"),

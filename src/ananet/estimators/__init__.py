@@ -21,6 +21,7 @@ ESTIMATORS: Registry[Estimator] = Registry(
         "poselib": "ananet.estimators.poselib:PoseLib",
         "ransac": "ananet.estimators.opencv:RANSAC",
         "magsac": "ananet.estimators.opencv:MAGSAC",
+        "eight-point": "ananet.estimators.eight_point:EightPoint",
     },
 )
 
@@ -47,7 +48,8 @@ def estimate_pose(
 
     Args:
         matches: calibrated matches (with K0 and K1); fewer than 5 have no answer.
-        estimator: "poselib" (LO-RANSAC and refinement), "ransac" (OpenCV) or "magsac" (OpenCV's MAGSAC++).
+        estimator: "poselib" (LO-RANSAC and refinement), "ransac" (OpenCV), "magsac" (OpenCV's MAGSAC++) or
+            "eight-point" (least squares weighted by scores, as in the papers of learned pruners).
         kept: a pruner's answer on these matches; the estimator takes what its `handover` says of them.
         options: as for `load_estimator`: `threshold` in pixels, `confidence`, `use_scores`, `handover`.
     """

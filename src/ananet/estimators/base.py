@@ -42,7 +42,8 @@ class Estimator(ABC):
     Args:
         threshold: inlier threshold in pixels; None for the estimator's default.
         confidence: sampling stops when a better answer is this unlikely; None for the estimator's default.
-        use_scores: draw samples from the best matches first (PROSAC), by `matches.scores`. Saves iterations.
+        use_scores: draw samples from the best matches first (PROSAC), by `matches.scores` or, where a pruner's answer is
+            given, by its scores. Saves iterations.
         handover: what it gets of a pruner's answer, all that is kept or matches that are one to one; None for the
             estimator's default.
     """
@@ -87,7 +88,10 @@ class Estimator(ABC):
         _check_matches(matches)
         if matches.K0 is None or matches.K1 is None:
             raise InputError("matches: a pose needs camera matrices, expected K0 and K1, got none")
-        taken = matches if kept is None else matches[self.taken(matches, kept)]
+        taken = matches
+        if kept is not None:
+            chosen = self.taken(matches, kept)
+            taken = matches.with_scores(torch.as_tensor(kept.logits).sigmoid())[chosen]
         sampled = self._best_first(taken)
         if len(taken) < FEWEST_FOR_POSE:
             return None

@@ -1,0 +1,70 @@
+"""The weighted eight-point estimator."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from ananet import Correspondences, InputError, estimate_pose
+from ananet.estimators import estimate_fundamental
+from ananet.geometry import rotation_error, sampson_distance, translation_error
+from ananet.networks.base import inlier_weights
+from tests.conftest import make_problem
+
+
+def test_clean_matches_give_their_motion():
+    clean = make_problem(noise=0.0, outliers=0)
+    pose = estimate_pose(clean.matches, "eight-point")
+    assert rotation_error(torch.from_numpy(pose.R), clean.R) < 0.01
+    assert translation_error(torch.from_numpy(pose.t), clean.t) < 0.01
+    assert pose.t @ clean.t.numpy() > 0
+    assert pose.inliers.all()
+
+
+def test_scores_weigh_matches(problem):
+    logits = torch.where(torch.as_tensor(problem.inlier), 4.0, -4.0)
+    weighed = estimate_pose(problem.matches.with_scores(logits.sigmoid()), "eight-point")
+    assert rotation_error(torch.from_numpy(weighed.R), problem.R) < 0.5
+    blind = estimate_pose(problem.matches, "eight-point")
+    assert rotation_error(torch.from_numpy(blind.R), problem.R) > 2
+    # A pruner's answer has scores of its own.
+    answer = SimpleNamespace(mask=np.ones(len(logits), bool), logits=logits.numpy())
+    given = estimate_pose(problem.matches, "eight-point", kept=answer)
+    np.testing.assert_allclose(given.R, weighed.R, atol=1e-6)
+
+
+def test_weights_are_the_papers():
+    from ananet.estimators.eight_point import _weights
+
+    logits = torch.linspace(-6, 6, 25, dtype=torch.float64)
+    matches = Correspondences(torch.rand(25, 2), torch.rand(25, 2), scores=logits.sigmoid())
+    torch.testing.assert_close(_weights(matches), inlier_weights(logits), atol=1e-6, rtol=1e-5)
+
+
+def test_fundamental_matrix_has_rank_two():
+    clean = make_problem(outliers=0).matches
+    F = estimate_fundamental(clean, "eight-point")
+    assert torch.linalg.svdvals(F)[2] < 1e-12
+    assert sampson_distance(clean.points0.double(), clean.points1.double(), F).median() < 0.5
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 7, 8])
+def test_few_matches_have_an_answer_or_none(n):
+    few = make_problem(inliers=30, outliers=0).matches[:n]
+    pose, F = estimate_pose(few, "eight-point"), estimate_fundamental(few, "eight-point")
+    assert (pose is None) == (F is None) == (n < 8)
+    unlikely = few.with_scores(np.full(n, 0.3))
+    assert estimate_pose(unlikely, "eight-point") is None
+
+
+def test_identical_points_do_not_crash():
+    same = np.full((20, 2), 50.0)
+    matches = Correspondences(same, same, K0=np.diag([500, 500, 1.0]), K1=np.diag([500, 500, 1.0]))
+    assert np.isfinite(estimate_pose(matches, "eight-point").R).all()
+
+
+def test_scores_must_be_probabilities(problem):
+    matches = problem.matches.with_scores(np.full(len(problem.inlier), 7.0))
+    with pytest.raises(InputError, match="matches.scores: eight-point expects probabilities from 0 to 1, got 7 to 7"):
+        estimate_pose(matches, "eight-point")
