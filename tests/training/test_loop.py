@@ -270,16 +270,6 @@ def test_a_tighter_label(settings, tmp_path):
     assert load_network(tmp_path / WEIGHTS)[1]["settings"]["inlier_distance"] == 1e-5
 
 
-def test_ablation_prints_both_tables(data, tmp_path):
-    script = [sys.executable, str(ROOT / "benchmarks" / "ablation.py"), str(data / "pairs"), str(data / "validation")]
-    options = ["-o", str(tmp_path), "--steps=1", "--batch-size=2", "--matches=32", "--device=cpu"]
-    done = subprocess.run([*script, *options], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "Table 6" in done.stdout and "+ learnable normalisation" in done.stdout
-    assert "Table 5" in done.stdout and "cubic" in done.stdout
-    assert {p.stem for p in tmp_path.glob("*.safetensors")} == {"none", "sigmoid", "linear", "quadratic", "cubic"}
-
-
 def test_two_processes_share_gradients(settings, tmp_path):
     (tmp_path / "s.json").write_text(json.dumps(settings.to_dict()))
     code = (

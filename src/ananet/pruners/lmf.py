@@ -21,9 +21,9 @@ class LMF(Pruner):
     """Keeps matches that move as a smooth motion of all does.
 
     Args:
-        threshold: largest difference from the smooth motion, in focal lengths. The paper does not give its own; this
-            one has the best F1 on synthetic problems.
-        eta: how smooth the motion is.
+        threshold: largest difference from the smooth motion, in focal lengths.
+        eta: how smooth the motion is. The paper gives neither; these two have the best F1 on 120 pairs of training
+            scenes (thresholds .01 to .3, eta 3 to 300).
         neighbours: edges of a match in the graph.
         vectors: eigenvectors that the smooth motion is made of.
         sigma: distance of matches, in focal lengths, at which the weight of an edge has fallen to 1 / e.
@@ -37,7 +37,7 @@ class LMF(Pruner):
     def __init__(
         self,
         threshold: float = 0.05,
-        eta: float = 10.0,
+        eta: float = 30.0,
         neighbours: int = 8,
         vectors: int = 32,
         sigma: float = 0.1,
