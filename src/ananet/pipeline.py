@@ -78,6 +78,7 @@ def match_photos(
     names: tuple[str, str] | None = None,
     refine: bool = False,
     photos: tuple[np.ndarray, np.ndarray] | None = None,
+    neighbours: int = 1,
 ) -> PhotoMatches:
     """Match two photos, prune the matches, and estimate the pose if cameras are given.
 
@@ -92,6 +93,7 @@ def match_photos(
         refine: take a second look at the photos, which moves the second points of kept matches to where both photos
             agree best. Points become more precise; a pose hardly changes.
         photos: the photos as arrays, for a second look where `Features` stand in their place.
+        neighbours: how many nearest neighbours of a keypoint are its putative matches.
     """
     detector = load_detector(detector, device=device) if isinstance(detector, str) else detector
     pruner = pruner if isinstance(pruner, Pruner) else load(pruner, device=device)
@@ -100,15 +102,16 @@ def match_photos(
     features, pixels = [], list(photos or ())
     for number, image in enumerate((image0, image1)):
         name = names[number] if names else str(image) if isinstance(image, str | Path) else f"image{number}"
+        path = Path(image) if isinstance(image, str | Path) else None
         image = read_image(image) if isinstance(image, str | Path) else image
-        features.append(find_features(detector, image, name))
+        features.append(find_features(detector, image, name, path))
         if photos is None and not isinstance(image, Features):
             pixels.append(image)
     features0, features1 = features
     if refine and len(pixels) < 2:
         raise InputError("refine: a second look needs the photos, expected image0 and image1 or photos, got Features")
     watch.lap("detect")
-    matches = match(features0, features1, K0=K0, K1=K1)
+    matches = match(features0, features1, K0=K0, K1=K1, neighbours=neighbours)
     watch.lap("match")
     kept = pruner(matches)
     watch.lap("prune")
@@ -143,15 +146,15 @@ def match_photos(
     )
 
 
-def find_features(detector: Detector, image: np.ndarray | Features, name: str) -> Features:
-    """The keypoints of one photo, at least one; `name` is the photo's in error messages."""
+def find_features(detector: Detector, image: np.ndarray | Features, name: str, path: Path | None = None) -> Features:
+    """The keypoints of one photo, at least one; `name` is the photo's in error messages, `path` that of its file."""
     if isinstance(image, Features):
         found = image
     else:
         try:
-            found = detector.detect(image)
-        except (cv2.error, MemoryError) as error:
-            # Too many pixels for OpenCV, or for the memory.
+            found = detector.detect(image) if path is None else detector.detect_file(path, image)
+        except (cv2.error, MemoryError, torch.OutOfMemoryError) as error:
+            # Too many pixels for OpenCV, or for the memory of the machine or of its GPU.
             height, width = image.shape[:2]
             reason = getattr(error, "err", "") or str(error) or "out of memory"
             raise InputError(

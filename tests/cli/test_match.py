@@ -62,6 +62,31 @@ def test_match_without_cameras_says_how_to_get_a_pose(photos, tmp_path, run):
     assert (tmp_path / "o.jpg").exists()
 
 
+def test_keypoints_of_ones_own(photos, tmp_path, run):
+    from ananet.features import load_detector
+    from ananet.images import read_image
+
+    paths = [photos / "a.jpg", photos / "b.jpg"]
+    for path in paths:
+        found = load_detector("sift", max_keypoints=500).detect(read_image(path))
+        np.savez(tmp_path / f"{path.stem}.npz", points=found.points, descriptors=found.descriptors)
+    code, out, _ = run("match", *paths, "-o", tmp_path / "o.jpg", "--features", tmp_path, "--json")
+    assert code == 0 and json.loads(out)["keypoints"] == [500, 500]
+    code, _, err = run("match", *paths, "--features", tmp_path, "--detector-weights", "a.pth")
+    assert code == 2 and "--features: expected either --features or --detector-weights, got both" in err
+    code, _, err = run("match", *paths, "--detector", "superpoint", "--detector-weights", "none.pth")
+    assert code == 2 and "weights: expected a file, got none.pth" in err
+
+
+def test_more_candidates(photos, tmp_path, run):
+    paths = [photos / "a.jpg", photos / "b.jpg"]
+    options = ("-o", tmp_path / "o.jpg", "--max-keypoints", 500, "--json", "--candidates")
+    code, out, _ = run("match", *paths, *options, 2)
+    assert code == 0 and json.loads(out)["matches"] == 1000
+    code, _, err = run("match", *paths, *options, 0)
+    assert code == 2 and "--candidates: expected a whole number of at least 1, got 0" in err
+
+
 def test_photos_that_do_not_overlap(photos, tmp_path, run):
     code, out, err = run("match", photos / "a.jpg", photos / "other.jpg", "-o", tmp_path / "o.png", "--focal", 900)
     assert (code, out) == (1, "")
@@ -97,9 +122,12 @@ def test_bad_photos_are_one_clear_line(photos, tmp_path, run):
         (["--pruner", "nonsense"], "pruner: expected one of"),
         (["--max-keypoints", "0"], "max_keypoints: expected a whole number from 1 to"),
         (["--max-keypoints", "99999999999"], "max_keypoints: expected a whole number from 1 to"),
-        (["--detector", "surf"], "detector: expected one of sift, orb, got 'surf'"),
+        (
+            ["--detector", "surf"],
+            "detector: expected one of sift, orb, aliked, disk, xfeat, superpoint, stored, got 'surf'",
+        ),
         (["--detector", "sift@colour=1"], "options of the detector 'sift': expected some of"),
-        (["--estimator", "lmeds"], "estimator: expected one of poselib, ransac, magsac, got 'lmeds'"),
+        (["--estimator", "lmeds"], "estimator: expected one of poselib, ransac, magsac"),
         (["--k0", ""], "--k0: expected fx,fy,cx,cy"),
         (["--threshold", "inf"], "--threshold: expected a positive"),
         (["--images", "."], "--images: expected together with --pairs"),

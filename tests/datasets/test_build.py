@@ -303,3 +303,24 @@ def test_wrong_sources_and_settings(tmp_path):
     ):
         with pytest.raises(InputError, match=next(iter(wrong))):
             BuildSettings(**wrong)
+
+
+def test_stored_features_have_one_scale(tmp_path):
+    assert BuildSettings(detector=f"stored@path={tmp_path}").scales == (1.0,)
+    with pytest.raises(InputError, match=r"scales: expected 1 with stored features, got \(1.0, 0.5\)"):
+        BuildSettings(detector=f"stored@path={tmp_path}", scales=(1.0, 0.5))
+
+
+def test_several_matches_of_a_keypoint(scenes, tmp_path):
+    settings = replace(SETTINGS, neighbours=2)
+    build_pairs(scenes / "other", tmp_path / "out", settings, progress=False)
+    images, detector = read_posed_scene(scenes / "other").images, load_detector("sift", max_keypoints=400)
+    pair = PairShards(tmp_path / "out")[0]
+    first, second = (photo_features(images[name], detector).features for name in ("000.png", "001.png"))
+    expected = match(first, second, neighbours=2)
+    assert len(pair.matches) == len(expected) == 2 * len(first)
+    for name in ("points0", "points1", "mutual"):
+        torch.testing.assert_close(getattr(pair.matches, name), getattr(expected, name), check_dtype=False)
+    torch.testing.assert_close(pair.matches.ratio, expected.ratio, atol=0.5 / 255, rtol=0)
+    with pytest.raises(InputError, match="max_keypoints: expected a whole number from 8 to 21845, got 22000"):
+        BuildSettings(max_keypoints=22_000, neighbours=3)

@@ -149,3 +149,16 @@ def test_photos_are_read_in_the_orientation_of_their_camera(tmp_path: Path) -> N
     assert read_posed_image(replace(image, size=SIZE)).shape == (240, 320, 3)
     with pytest.raises(InputError, match=r"its camera is for \(10, 10\) pixels"):
         read_posed_image(replace(image, size=(10, 10)))
+
+
+def test_stored_features_stand_in_for_a_detector(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path)
+    detector = load_detector("sift", max_keypoints=100)
+    found = photo_features(pair.image0, detector).features
+    np.savez(tmp_path / "0.npz", points=found.points, descriptors=found.descriptors)
+    stored = load_detector("stored", path=tmp_path)
+    np.testing.assert_array_equal(photo_features(pair.image0, stored).features.points, found.points)
+    small = photo_features(pair.image0, stored, longest_side=160)
+    np.testing.assert_allclose(small.rays(), photo_features(pair.image0, stored).rays(), atol=1e-5)
+    with pytest.raises(InputError, match=r"0\.png: stored features are those of the upright photo"):
+        photo_features(pair.image0, stored, turns=1)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from ananet import InputError
 from ananet.features import Detector, Features, load_detector
@@ -62,3 +63,30 @@ def test_a_detector_of_ones_own_says_its_name():
 
     assert repr(Nothing()) == "<detector nothing>"
     assert len(Nothing().detect(photo())) == 0
+
+
+def test_features_of_tensors():
+    points, descriptors = torch.rand(4, 2, dtype=torch.float64, requires_grad=True), torch.rand(4, 8).bfloat16()
+    features = Features(points, descriptors, (10, 10), scores=torch.arange(4))
+    assert features.points.dtype == features.descriptors.dtype == features.scores.dtype == np.float32
+    np.testing.assert_array_equal(features.descriptors, descriptors.float().numpy())
+    assert Features(points, torch.zeros(4, 8, dtype=torch.uint8), (10, 10)).descriptors.dtype == np.uint8
+
+
+def test_features_that_do_not_belong_together_are_told():
+    points, descriptors = np.zeros((4, 2)), np.zeros((4, 8), np.float32)
+    for arguments, message in (
+        ((points, descriptors[:3]), r"descriptors: expected shape \(4, D\), got \(3, 8\)"),
+        ((points[:, :1], descriptors), r"points: expected shape \(4, 2\), got \(4, 1\)"),
+        (([[1, 2]], descriptors), "points: expected an array or a tensor, got list"),
+        ((points, np.zeros((4, 8), complex)), "descriptors: expected real numbers, got complex128"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Features(*arguments, (10, 10))
+    with pytest.raises(InputError, match=r"scores: expected shape \(4,\), got \(3,\)"):
+        Features(points, descriptors, (10, 10), scores=np.zeros(3))
+
+
+def test_a_file_makes_no_difference_to_a_detector(tmp_path):
+    detector = load_detector("sift", max_keypoints=20)
+    np.testing.assert_array_equal(detector.detect_file(tmp_path, photo()).points, detector.detect(photo()).points)

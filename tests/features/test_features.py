@@ -8,7 +8,7 @@ from ananet.features.opencv import ORB, SIFT
 
 
 def test_names_and_options():
-    assert DETECTORS.names == ["sift", "orb"]
+    assert DETECTORS.names == ["sift", "orb", "aliked", "disk", "xfeat", "superpoint", "stored"]
     assert isinstance(load_detector(), SIFT) and isinstance(load_detector("orb"), ORB)
     given = load_detector("sift@contrast_threshold=0.01", max_keypoints=500, device="cpu")
     assert (given.contrast_threshold, given.max_keypoints) == (0.01, 500)
@@ -18,7 +18,7 @@ def test_names_and_options():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("surf", "detector: expected one of sift, orb, got 'surf'"),
+        ("surf", "detector: expected one of sift, orb, aliked, disk, xfeat, superpoint, stored, got 'surf'"),
         (None, "detector: expected a name, got None"),
         ("sift@colour=1", "options of the detector 'sift': expected some of max_keypoints, contrast_threshold"),
         ("sift@max_keypoints", "detector: expected an option as name=value after '@', got 'max_keypoints'"),

@@ -3,6 +3,7 @@
 import cv2
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,3 +127,45 @@ def test_only_features_are_matched():
     features = load_detector("sift", max_keypoints=10).detect(photo())
     with pytest.raises(InputError, match="features1: expected Features, as a detector gives them, got ndarray"):
         match(features, features.descriptors)
+
+
+def test_tensors_are_matched_as_arrays_are():
+    rng = np.random.default_rng(0)
+    a, b = rng.random((20, 8), np.float32), rng.random((30, 8), np.float32)
+    arrays, tensors = nearest_neighbours(a, b), nearest_neighbours(torch.from_numpy(a), torch.from_numpy(b))
+    for name in ("index", "ratio", "mutual"):
+        np.testing.assert_array_equal(getattr(arrays, name), getattr(tensors, name))
+    points = torch.rand(20, 2)
+    matches = match(Features(points, torch.from_numpy(a), (9, 9)), Features(points, a, (9, 9)))
+    assert matches.mutual.all() and matches.points0.equal(points)
+    with pytest.raises(InputError, match="descriptors0: expected an array or a tensor, got list"):
+        nearest_neighbours([[1.0]], b)
+
+
+@pytest.mark.parametrize(("n", "m", "count"), [(7, 30, 2), (ROWS_AT_ONCE + 3, 50, 3), (5, 2, 3), (4, 1, 2)])
+def test_several_neighbours_by_brute_force(n, m, count):
+    rng = np.random.default_rng(n)
+    a, b = rng.normal(size=(n, 16)).astype(np.float32), rng.normal(size=(m, 16)).astype(np.float32)
+    nearest, found = nearest_neighbours(a, b), nearest_neighbours(a, b, count)
+    count = min(count, m)
+    order = np.linalg.norm(a[:, None].astype(float) - b[None], axis=-1).argsort(axis=1)[:, :count]
+    np.testing.assert_array_equal(found.index, order.T.reshape(-1))
+    # The nearest are as they are alone; nothing speaks for the others.
+    for name in ("index", "ratio", "mutual"):
+        np.testing.assert_array_equal(getattr(found, name)[:n], getattr(nearest, name))
+    assert (found.ratio[n:] == 1).all() and not found.mutual[n:].any()
+
+
+def test_several_matches_of_a_keypoint():
+    detector = load_detector("sift", max_keypoints=100)
+    features0, features1 = detector.batch([photo(), np.roll(photo(), 5, axis=1)])
+    matches = match(features0, features1, neighbours=2)
+    count = len(features0)
+    assert len(matches) == 2 * count
+    first, second = matches.indices.numpy().T
+    np.testing.assert_array_equal(first, np.tile(np.arange(count), 2))
+    assert (second[:count] != second[count:]).all()
+    np.testing.assert_array_equal(matches.points0.numpy(), features0.points[first])
+    np.testing.assert_array_equal(matches.sizes1.numpy(), features1.sizes[second])
+    with pytest.raises(InputError, match="neighbours: expected a whole number of at least 1, got 0"):
+        match(features0, features1, neighbours=0)

@@ -100,16 +100,51 @@ def read_cameras(
     return K0, K0 if arguments.k1 is None else read_camera("--k1", arguments.k1)
 
 
-def add_detector(parser: argparse.ArgumentParser) -> None:
+def add_detector(parser: argparse.ArgumentParser, several: bool = False) -> None:
     parser.add_argument(
         "--detector",
         default=DETECTOR,
-        metavar="NAME",
-        help=f"of keypoints: sift, orb; NAME@option=value sets an option (default: {DETECTOR})",
+        metavar="A,B,..." if several else "NAME",
+        help="of keypoints: sift, orb, aliked, disk, xfeat, superpoint (whose weights are for non-commercial research "
+        f"only); NAME@option=value sets an option (default: {DETECTOR})",
+    )
+    parser.add_argument(
+        "--detector-weights",
+        type=Path,
+        metavar="FILE",
+        help="of aliked, disk, xfeat or superpoint, .safetensors or .pth, in place of those in the folder "
+        "ANANET_WEIGHTS or of a download",
+    )
+    parser.add_argument(
+        "--features",
+        type=Path,
+        metavar="PATH",
+        help="your own, in place of a detector: a folder of .npz files or hloc's .h5 (see docs/keypoints.md)",
     )
     parser.add_argument(
         "--max-keypoints", type=int, default=MAX_KEYPOINTS, metavar="N", help=f"in a photo (default: {MAX_KEYPOINTS})"
     )
+
+
+def add_candidates(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--candidates",
+        type=int,
+        default=1,
+        metavar="N",
+        help="nearest neighbours of a keypoint that are its putative matches (default: 1)",
+    )
+
+
+def detector_name(arguments: argparse.Namespace) -> str:
+    """The detector that was asked for, with the file of its weights, or what stands in its place."""
+    weights: Path | None = arguments.detector_weights
+    features: Path | None = arguments.features
+    if features is not None:
+        if weights is not None:
+            raise InputError("--features: expected either --features or --detector-weights, got both")
+        return f"stored@path={features}"
+    return arguments.detector if weights is None else f"{arguments.detector}@weights={weights}"
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from ananet.cli.arguments import add_detector, add_json, numbers, print_json
+from ananet.cli.arguments import add_candidates, add_detector, add_json, detector_name, numbers, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     build.add_argument("out", type=Path, help="folder for the shards; an interrupted build goes on there")
     add_detector(build)
+    add_candidates(build)
     build.add_argument(
         "--pairs-per-scene", type=int, default=1000, metavar="N", help="at most, at each of the scales (default: 1000)"
     )
@@ -54,8 +55,9 @@ def run_build(arguments: argparse.Namespace) -> int:
     from ananet.datasets.build import BuildSettings, build_pairs
 
     settings = BuildSettings(
-        detector=arguments.detector,
+        detector=detector_name(arguments),
         max_keypoints=arguments.max_keypoints,
+        neighbours=arguments.candidates,
         pairs_per_scene=arguments.pairs_per_scene,
         scales=scales,
         seed=arguments.seed,

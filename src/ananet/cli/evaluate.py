@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ananet.checks import check_whole_number
-from ananet.cli.arguments import add_detector, add_device, add_json, print_json
+from ananet.cli.arguments import add_candidates, add_detector, add_device, add_json, detector_name, print_json
 from ananet.defaults import REPORTED_ESTIMATORS
 from ananet.errors import InputError
 
@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--estimator",
         default=",".join(REPORTED_ESTIMATORS),
         metavar="A,B,...",
-        help="ransac, magsac, poselib; NAME@option=value sets an option, such as poselib@handover=kept (default: "
-        f"{','.join(REPORTED_ESTIMATORS)})",
+        help="ransac, magsac, poselib, eight-point; NAME@option=value sets an option, such as poselib@handover=kept "
+        f"(default: {','.join(REPORTED_ESTIMATORS)})",
     )
     parser.add_argument(
         "--protocol",
@@ -55,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats", type=int, default=1, metavar="N", help="estimate every pose so often, print means (default: 1)"
     )
     parser.add_argument("--longest-side", type=int, metavar="PX", help="of the photos, in place of the protocol's")
-    add_detector(parser)
+    add_detector(parser, several=True)
+    add_candidates(parser)
     parser.add_argument("--images", type=Path, metavar="DIR", help="photos of a pair list (default: beside it)")
     parser.add_argument("--limit", type=int, metavar="N", help="at most so many pairs of a source, evenly spread")
     parser.add_argument(
@@ -93,9 +94,13 @@ def run(arguments: argparse.Namespace) -> int:
     from ananet.evaluation.runner import write_scores
 
     choose_device(arguments.device)
-    match_settings, pose_settings = _settings(arguments)
-    _check_sources(arguments, match_settings)
-    evaluations = [_evaluate(source, arguments, match_settings, pose_settings) for source in arguments.sources]
+    by_detector, pose_settings = _settings(arguments)
+    _check_sources(arguments)
+    evaluations = [
+        _evaluate(source, arguments, detector if len(by_detector) > 1 else None, match_settings, pose_settings)
+        for source in arguments.sources
+        for detector, match_settings in by_detector.items()
+    ]
     if arguments.plots:
         _plot(arguments.plots, evaluations)
     if arguments.scores:
@@ -119,8 +124,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError(f"--scores: the folder {arguments.scores.parent} does not exist")
 
 
-def _settings(arguments: argparse.Namespace) -> tuple[MatchSettings, PoseSettings]:
-    """The protocol's settings with what the arguments change."""
+def _settings(arguments: argparse.Namespace) -> tuple[dict[str, MatchSettings], PoseSettings]:
+    """The protocol's settings with what the arguments change; those of matches for each of the detectors."""
     from dataclasses import replace
 
     from ananet.evaluation.pairs import MatchSettings
@@ -134,17 +139,27 @@ def _settings(arguments: argparse.Namespace) -> tuple[MatchSettings, PoseSetting
         repeats=arguments.repeats,
         **{name: value for name, value in changes.items() if value is not None},
     )
-    match_settings = MatchSettings(
-        arguments.detector,
-        arguments.max_keypoints,
-        arguments.longest_side if arguments.longest_side is not None else protocol.longest_side,
-        arguments.limit,
-        arguments.outlier_share,
-    )
-    return match_settings, pose_settings
+    detectors = arguments.detector.split(",")
+    if len(set(detectors)) < len(detectors):
+        raise InputError(f"--detector: expected different ones, got {arguments.detector}")
+    if len(detectors) == 1:
+        detectors = [detector_name(arguments)]
+    elif arguments.detector_weights is not None or arguments.features is not None:
+        raise InputError("--detector: expected one with --detector-weights or --features, got several")
+    return {
+        detector: MatchSettings(
+            detector,
+            arguments.max_keypoints,
+            arguments.longest_side if arguments.longest_side is not None else protocol.longest_side,
+            arguments.limit,
+            arguments.outlier_share,
+            arguments.candidates,
+        )
+        for detector in detectors
+    }, pose_settings
 
 
-def _check_sources(arguments: argparse.Namespace, match_settings: MatchSettings) -> None:
+def _check_sources(arguments: argparse.Namespace) -> None:
     """What is wrong with the sources, before the first of them takes its time."""
     from ananet.datasets.sources import open_source
     from ananet.drawing import import_matplotlib
@@ -160,14 +175,23 @@ def _check_sources(arguments: argparse.Namespace, match_settings: MatchSettings)
 
 
 def _evaluate(
-    source: Path, arguments: argparse.Namespace, match_settings: MatchSettings, pose_settings: PoseSettings
+    source: Path,
+    arguments: argparse.Namespace,
+    detector: str | None,
+    match_settings: MatchSettings,
+    pose_settings: PoseSettings,
 ) -> Evaluation:
+    """One source; the detector's name is given where there are several, to tell their evaluations apart."""
+    from dataclasses import replace
+
     from ananet.evaluation.runner import evaluate
 
     folder: Path | None = arguments.predictions
     if folder is not None and len(arguments.sources) > 1:
         folder = folder / source.resolve().stem
-    return evaluate(
+    if folder is not None and detector is not None:
+        folder = folder / detector
+    evaluation = evaluate(
         source,
         arguments.pruner.split(","),
         match_settings,
@@ -179,6 +203,7 @@ def _evaluate(
         workers=arguments.workers,
         progress=sys.stderr.isatty(),
     )
+    return evaluation if detector is None else replace(evaluation, source=f"{evaluation.source}-{detector}")
 
 
 def _plot(folder: Path, evaluations: list[Evaluation]) -> None:

@@ -14,6 +14,7 @@ from ananet.cli.arguments import (
     add_device,
     add_json,
     check_cameras,
+    detector_name,
     print_json,
     read_cameras,
 )
@@ -73,12 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
     from ananet.pruners import LearnedPruner, load
     from ananet.pruners.best import Best
 
-    detector = load_detector(arguments.detector, device=arguments.device, max_keypoints=arguments.max_keypoints)
+    detector = load_detector(detector_name(arguments), device=arguments.device, max_keypoints=arguments.max_keypoints)
     pruners = [load(name, device=arguments.device) for name in arguments.pruner.split(",")]
     image0, image1 = read_image(arguments.image0), read_image(arguments.image1)
     K0, K1 = read_cameras(arguments, image0, image1)
-    names = (str(arguments.image0), str(arguments.image1))
-    found = match_photos(image0, image1, detector=detector, pruner=pruners[0], K0=K0, K1=K1, names=names)
+    found = match_photos(arguments.image0, arguments.image1, detector=detector, pruner=pruners[0], K0=K0, K1=K1)
     matches = found.matches
     inlier = _labels(pose, matches)
     arguments.output.mkdir(parents=True, exist_ok=True)

@@ -12,13 +12,15 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ananet.checks import check_positive, check_probability
+from ananet.checks import check_positive, check_probability, check_whole_number
 from ananet.cli.arguments import (
     add_cameras,
+    add_candidates,
     add_detector,
     add_json,
     add_pruner,
     check_cameras,
+    detector_name,
     print_json,
     read_camera,
 )
@@ -97,7 +99,7 @@ class Photos:
 
         image = read_image(path)
         watch = Stopwatch()
-        features = find_features(self.detector, image, str(path))
+        features = find_features(self.detector, image, str(path), path)
         watch.lap("detect")
         focal = exif_focal(path) if self.use_exif else None
         return Photo(features, make_panel(image), focal), watch.milliseconds["detect"]
@@ -135,6 +137,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     cameras.add_argument("--no-exif", action="store_true", help="no focal lengths from EXIF")
     add_detector(parser)
+    add_candidates(parser)
     parser.add_argument(
         "--estimator",
         default=ESTIMATOR,
@@ -166,6 +169,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     check_cameras(arguments)
+    check_whole_number("--candidates", arguments.candidates, 1)
     if arguments.threshold is not None:
         check_positive("--threshold", arguments.threshold, " of pixels")
     if arguments.confidence is not None:
@@ -180,12 +184,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     given = {"threshold": arguments.threshold, "confidence": arguments.confidence}
     estimator = load_estimator(arguments.estimator, **{k: v for k, v in given.items() if v is not None})
-    detector = load_detector(arguments.detector, device=arguments.device, max_keypoints=arguments.max_keypoints)
+    detector = load_detector(detector_name(arguments), device=arguments.device, max_keypoints=arguments.max_keypoints)
     choose_cameras = _camera_chooser(arguments)
     pruner = load(arguments.pruner, device=arguments.device)
     uses = Counter(path for pair in pairs for path in (pair.image0, pair.image1))
     photos = Photos(detector, use_exif=not arguments.no_exif, uses=uses)
-    matcher = Matcher(photos, choose_cameras, pruner, estimator, arguments.refine, arguments.device)
+    matcher = Matcher(
+        photos, choose_cameras, pruner, estimator, arguments.refine, arguments.candidates, arguments.device
+    )
     return _report_many(matcher, pairs, arguments.json) if many else _report_one(matcher, pairs[0], arguments.json)
 
 
@@ -198,6 +204,7 @@ class Matcher:
     pruner: Pruner
     estimator: Estimator
     refine: bool
+    neighbours: int
     device: str
 
     def __call__(self, pair: Pair) -> dict[str, Any]:
@@ -222,7 +229,7 @@ class Matcher:
             raise errors[0]
         (photo0, milliseconds0), (photo1, milliseconds1) = taken
         cameras = self.choose_cameras(photo0, photo1)
-        with progress_bar(self.pruner, len(photo0.features)):
+        with progress_bar(self.pruner, len(photo0.features) * self.neighbours):
             found = match_photos(
                 photo0.features,
                 photo1.features,
@@ -235,6 +242,7 @@ class Matcher:
                 names=(str(pair.image0), str(pair.image1)),
                 refine=self.refine,
                 photos=(read_image(pair.image0), read_image(pair.image1)) if self.refine else None,
+                neighbours=self.neighbours,
             )
         found.milliseconds["detect"] = milliseconds0 + milliseconds1
         if found.overlap.found:

@@ -38,6 +38,7 @@ from ananet.datasets.tables import PairTable, join, table_from_arrays
 from ananet.defaults import DETECTOR, INLIER_DISTANCE, MAX_KEYPOINTS
 from ananet.errors import InputError
 from ananet.features import Detector, NearestNeighbours, load_detector, nearest_neighbours
+from ananet.features.stored import StoredFeatures
 from ananet.files import only_process, read_json, remove_temporaries, write_json
 
 STAGING = ".scenes"
@@ -54,6 +55,8 @@ class BuildSettings(Settings):
     detector: str = DETECTOR
     """A name, perhaps with options."""
     max_keypoints: int = MAX_KEYPOINTS
+    neighbours: int = 1
+    """So many nearest neighbours of a keypoint are its matches."""
     scales: tuple[float, ...] = (1.0,)
     """Sizes, as parts of a photo's own, at which it is used: other keypoints are found at each, and other pairs chosen.
     Points are stored in the pixels of the photo as it is."""
@@ -69,11 +72,14 @@ class BuildSettings(Settings):
     seed: int = 0
 
     def check(self) -> None:
-        check_whole_number("max_keypoints", self.max_keypoints, 8, MOST_KEYPOINTS - 1)
-        self.load_detector()
+        check_whole_number("neighbours", self.neighbours, 1)
+        check_whole_number("max_keypoints", self.max_keypoints, 8, (MOST_KEYPOINTS - 1) // self.neighbours)
+        detector = self.load_detector()
         different = len(set(self.scales)) == len(self.scales) > 0
         if not different or not all(0 < scale < float("inf") for scale in self.scales):
             raise InputError(f"scales: expected different positive numbers, got {self.scales}")
+        if self.scales != (1.0,) and isinstance(detector, StoredFeatures):
+            raise InputError(f"scales: expected 1 with stored features, got {self.scales}")
         for name in ("pairs_per_scene", "candidates_per_scene", "least_consistent", "shard_mib"):
             check_positive(name, getattr(self, name))
         check_whole_number("seed", self.seed, 0, 2**63 - 1)
@@ -168,9 +174,10 @@ def _build_scene(
     ratios: list[float] = []
     unreadable: dict[str, str] = {}
     bar = tqdm(desc=name, unit="pair", disable=not progress, leave=False)
-    # OpenCV and BLAS would each start their own threads under ours.
-    opencv_threads = cv2.getNumThreads()
+    # OpenCV and torch would each start their own threads under ours.
+    opencv_threads, torch_threads = cv2.getNumThreads(), torch.get_num_threads()
     cv2.setNumThreads(1)
+    torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(workers) as pool:
             for scale in settings.scales:
@@ -178,11 +185,12 @@ def _build_scene(
                 readable = {view: one for view, one in enumerate(found) if isinstance(one, PhotoFeatures)}
                 unreadable |= {views[n][0].path.name: one for n, one in enumerate(found) if isinstance(one, str)}
                 pairs = _pairs(scene, views, readable, settings, pool, bar)
-                tables.append(_table(list(readable.values()), pairs))
+                tables.append(_table(list(readable.values()), pairs, settings.neighbours))
                 names += [views[view][0].path.resolve().relative_to(folder).as_posix() for view in readable]
                 ratios += [pair.inlier_ratio for pair in pairs]
     finally:
         cv2.setNumThreads(opencv_threads)
+        torch.set_num_threads(torch_threads)
         bar.close()
     table = join(tables)
     write_table(_staged(staging, number, ".safetensors"), table)
@@ -249,7 +257,8 @@ def _pairs(
 
     def attempt(given: tuple[int, int, PosedPair], share: float = 1.0) -> CandidatePair | None:
         first, second, pair = given
-        candidate = examine(features[first], features[second], pair, (number[first], number[second]), share)
+        images = (number[first], number[second])
+        candidate = examine(features[first], features[second], pair, images, share, settings.neighbours)
         bar.update()
         return candidate
 
@@ -287,30 +296,37 @@ def _usable(pair: CandidatePair, settings: BuildSettings, share: float = 1.0) ->
 
 
 def examine(
-    first: PhotoFeatures, second: PhotoFeatures, pair: PosedPair, images: tuple[int, int], share: float = 1.0
+    first: PhotoFeatures,
+    second: PhotoFeatures,
+    pair: PosedPair,
+    images: tuple[int, int],
+    share: float = 1.0,
+    neighbours: int = 1,
 ) -> CandidatePair | None:
     """Match two images and count what agrees with the true pose; None without a baseline or keypoints.
 
     Args:
         images: their numbers.
         share: how many of the keypoints to use, the strongest first.
+        neighbours: how many of each keypoint are its matches.
     """
     if not pair.has_baseline or len(first.features) == 0 or len(second.features) < 2:
         return None
     first, second = first.strongest(share), second.strongest(share)
     R, t = pair.relative_pose()
     t = t / t.norm()
-    neighbours = nearest_neighbours(first.features.descriptors, second.features.descriptors)
-    rays0, rays1 = torch.from_numpy(first.rays()), torch.from_numpy(second.rays()[neighbours.index])
+    found = nearest_neighbours(first.features.descriptors, second.features.descriptors, neighbours)
+    of_first = np.arange(len(found.index)) % len(first.features)
+    rays0, rays1 = torch.from_numpy(first.rays()[of_first]), torch.from_numpy(second.rays()[found.index])
     E = geometry.essential_from_pose(R, t)
     distance = geometry.symmetric_epipolar_distance_squared(rays0, rays1, E)
     depth0, depth1 = geometry.depths(rays0, rays1, R, t)
-    agrees = torch.from_numpy(neighbours.mutual) & (distance < PRECISE_DISTANCE) & (depth0 > 0) & (depth1 > 0)
+    agrees = torch.from_numpy(found.mutual) & (distance < PRECISE_DISTANCE) & (depth0 > 0) & (depth1 > 0)
     turned, seen = geometry.homogeneous(rays0[agrees]) @ R.T, geometry.homogeneous(rays1[agrees])
     angle = torch.atan2(torch.linalg.cross(turned, seen).norm(dim=1), (turned * seen).sum(1)).rad2deg()
     return CandidatePair(
         images,
-        neighbours,
+        found,
         R.numpy(),
         t.numpy(),
         consistent=int(agrees.sum()),
@@ -347,14 +363,22 @@ def _near_first(images: list[PosedImage], most: int) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in pairs]
 
 
-def _table(images: list[PhotoFeatures], pairs: list[CandidatePair]) -> PairTable:
-    """The scene as flat tensors."""
+def _table(images: list[PhotoFeatures], pairs: list[CandidatePair], neighbours: int) -> PairTable:
+    """The scene as flat tensors.
+
+    Match k of a table belongs to keypoint k of its first image. Where keypoints have several matches, they are stored
+    as often, in the order in which `nearest_neighbours` gives the matches.
+    """
+
+    def repeated(values: np.ndarray | None) -> np.ndarray | None:
+        return None if values is None else np.concatenate([values] * neighbours)
+
     return table_from_arrays(
         [
             {
-                "points": image.features.points,
-                "sizes": image.features.sizes,
-                "angles": image.features.angles,
+                "points": repeated(image.features.points),
+                "sizes": repeated(image.features.sizes),
+                "angles": repeated(image.features.angles),
                 "K": image.K,
                 "image_size": np.array(image.features.image_size),
             }

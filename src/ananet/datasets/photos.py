@@ -10,6 +10,7 @@ from ananet.cameras import calibrate, rotate_camera, undistort_points
 from ananet.datasets.base import PosedImage
 from ananet.errors import InputError
 from ananet.features import Detector, Features
+from ananet.features.stored import StoredFeatures
 from ananet.images import read_image, resize
 
 
@@ -50,6 +51,8 @@ def photo_features(
     """
     if turns and image.distortion is not None:
         raise InputError(f"pair: expected an undistorted photo where it is to be turned, got {image.distortion}")
+    if turns and isinstance(detector, StoredFeatures):
+        raise InputError(f"{image.path}: stored features are those of the upright photo, and the pair wants it turned")
     pixels = read_posed_image(image)
     size = (pixels.shape[1], pixels.shape[0])
     K = rotate_camera(image.K, size, turns)
@@ -57,10 +60,10 @@ def photo_features(
     if longest_side is not None:
         scale = longest_side / max(size)
     if scale == 1:
-        features = detector.detect(pixels)
+        features = detector.detect_file(image.path, pixels)
     else:
         resized, to_resized = resize(pixels, scale)
-        features = detector.detect(resized)
+        features = detector.detect_file(image.path, resized, (pixels.shape[1], pixels.shape[0]))
         if original_pixels:
             factor = to_resized[[0, 1], [0, 1]]
             features = replace(

@@ -42,11 +42,14 @@ class MatchSettings(Settings):
     """At most so many pairs, evenly spread over the source; None for all."""
     outlier_share: float | None = None
     """Wrong matches are left out at random until at most this share of a pair's matches is wrong; None leaves all."""
+    neighbours: int = 1
+    """So many nearest neighbours of a keypoint are its matches."""
 
     def check(self) -> None:
         for name in ("longest_side", "limit"):
             if getattr(self, name) is not None:
                 check_whole_number(name, getattr(self, name), 1)
+        check_whole_number("neighbours", self.neighbours, 1)
         self.load_detector()
         if self.outlier_share is not None and not 0 <= self.outlier_share < 1:
             raise InputError(f"outlier_share: expected a number from 0 to below 1, got {self.outlier_share}")
@@ -163,14 +166,18 @@ class PhotoPairs(Pairs):
         scene, pair = self.pairs[number]
         first = self._features(pair.image0, pair.rotations[0])
         second = self._features(pair.image1, pair.rotations[1])
-        matches = match(first.features, second.features, K0=first.K, K1=second.K)
+        matches = match(first.features, second.features, K0=first.K, K1=second.K, neighbours=self.settings.neighbours)
         name = f"{scene}/{pair.name}" if scene and not pair.name.startswith(f"{scene}/") else pair.name
         paths = (pair.image0.path, pair.image1.path)
         return LabelledPair.from_pose(name, matches, *pair.relative_pose(), scene, paths)
 
     def matching(self) -> str:
         settings = self.settings
-        keypoints = f"{settings.detector.upper()}, {settings.max_keypoints} keypoints"
+        # Of options, paths keep their case.
+        name, at, options = settings.detector.partition("@")
+        keypoints = f"{name.upper()}{at}{options}, {settings.max_keypoints} keypoints"
+        if settings.neighbours > 1:
+            keypoints += f", {settings.neighbours} neighbours of each"
         return f"{keypoints}, photos at {settings.scale}{settings.thinning}"
 
     def _features(self, image: PosedImage, turns: int) -> PhotoFeatures:

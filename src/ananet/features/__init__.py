@@ -20,6 +20,11 @@ DETECTORS: Registry[Detector] = Registry(
     {
         "sift": "ananet.features.opencv:SIFT",
         "orb": "ananet.features.opencv:ORB",
+        "aliked": "ananet.features.kornia:ALIKED",
+        "disk": "ananet.features.kornia:DISK",
+        "xfeat": "ananet.features.kornia:XFeat",
+        "superpoint": "ananet.features.superpoint:SuperPoint",
+        "stored": "ananet.features.stored:StoredFeatures",
     },
 )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ananet.checks import check_whole_number
 from ananet.defaults import MAX_KEYPOINTS
@@ -19,12 +21,12 @@ MOST_KEYPOINTS = 10_000_000
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Keypoints of one image, strongest first."""
+    """Keypoints of one image, strongest first. Tensors are taken as arrays are, and become arrays."""
 
     points: np.ndarray
-    """[N x 2] float32 pixel coordinates."""
+    """[N x 2] float32 pixel coordinates; the centre of the first pixel is (0, 0)."""
     descriptors: np.ndarray
-    """[N x D] float32, or [N x bytes] uint8 for binary ones."""
+    """[N x D] real numbers, or [N x bytes] uint8 for binary ones."""
     image_size: tuple[int, int]
     """(width, height) of the image."""
     sizes: np.ndarray | None = None
@@ -33,6 +35,24 @@ class Features:
     """[N] float32 orientations in radians, from the x axis towards the y axis; None where there are none."""
     scores: np.ndarray | None = None
     """[N] float32 strengths on the detector's own scale."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            values = getattr(self, field.name)
+            if field.name == "image_size" or values is None:
+                continue
+            array = as_array(field.name, values)
+            object.__setattr__(
+                self, field.name, array if field.name == "descriptors" else array.astype("f4", copy=False)
+            )
+        count = len(self.points)
+        expected = {"points": (count, 2), "sizes": (count,), "angles": (count,), "scores": (count,)}
+        if self.descriptors.ndim != 2 or len(self.descriptors) != count:
+            raise InputError(f"descriptors: expected shape ({count}, D), got {self.descriptors.shape}")
+        for name, shape in expected.items():
+            values = getattr(self, name)
+            if values is not None and values.shape != shape:
+                raise InputError(f"{name}: expected shape {shape}, got {values.shape}")
 
     def __len__(self) -> int:
         return len(self.points)
@@ -61,6 +81,14 @@ class Detector(ABC):
         """Features of one image, [H x W] or [H x W x 3] (BGR) uint8."""
         return self.batch([image])[0]
 
+    def detect_file(self, path: Path, image: np.ndarray, size: tuple[int, int] | None = None) -> Features:
+        """Features of an image that comes from a file; the file matters to detectors that keep features by name.
+
+        Args:
+            size: (width, height) of the photo in the file, where the image is the photo at another size.
+        """
+        return self.detect(image)
+
     def batch(self, images: Sequence[np.ndarray]) -> list[Features]:
         """Features of many images, each of its own size. Detectors that gain by it work on several at once."""
         for image in images:
@@ -69,6 +97,19 @@ class Detector(ABC):
 
     def __repr__(self) -> str:
         return f"<detector {self.name}>"
+
+
+def as_array(name: str, values: Any) -> np.ndarray:
+    """An array or a tensor, on any device, as an array of real numbers."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        # numpy knows no bfloat16.
+        values = (values.float() if values.dtype.is_floating_point else values).numpy()
+    if not isinstance(values, np.ndarray) or values.ndim == 0:
+        raise InputError(f"{name}: expected an array or a tensor, got {type(values).__name__}")
+    if values.dtype.kind not in "fiu":
+        raise InputError(f"{name}: expected real numbers, got {values.dtype}")
+    return values
 
 
 def check_image(image: Any) -> None:

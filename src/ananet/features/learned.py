@@ -1,0 +1,186 @@
+"""What detectors that are networks have in common: where their weights come from, and images of any size."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import cv2
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ananet.checks import check_whole_number
+from ananet.errors import InputError
+from ananet.features.base import Detector, Features
+from ananet.files import is_file
+from ananet.images import resize
+
+logger = logging.getLogger(__name__)
+
+# A folder with weights of detectors, for machines that cannot download them.
+WEIGHTS_VARIABLE = "ANANET_WEIGHTS"
+SUFFIXES = (".safetensors", ".pth", ".pt")
+# The coarsest map of any of these networks has a cell for so many pixels: images are padded to whole cells.
+CELL = 32
+# Networks of this kind take some 2 GB for a million pixels, and see no more in a photo that is much larger.
+LONGEST_SIDE = 1600
+
+
+class LearnedDetector(Detector):
+    """A network that finds and describes keypoints. They have neither size nor angle.
+
+    A subclass makes its network with `use` and implements `find`.
+    """
+
+    licence: ClassVar[str]
+    """Of the published weights, in a few words."""
+    channels: ClassVar[int] = 3
+    """3 for RGB, 1 for grey."""
+
+    def __init__(self, max_keypoints: int, longest_side: int | None, device: str | torch.device) -> None:
+        super().__init__(max_keypoints)
+        self.longest_side = None if longest_side is None else check_whole_number("longest_side", longest_side, CELL)
+        self.device = torch.device(device)
+
+    def use(
+        self,
+        network: nn.Module,
+        weights_name: str,
+        given: Path | None,
+        download: Callable[[], dict[str, Any]],
+        *,
+        not_needed: tuple[str, ...] = (),
+        channels_last: bool = True,
+    ) -> nn.Module:
+        """The network, ready to run, with the weights that were given, or that are found by their name.
+
+        Args:
+            weights_name: of their file, without a suffix.
+            download: the published weights.
+            not_needed: beginnings of the names of those that may be missing.
+            channels_last: how its weights lie in memory, which decides about its speed on a CPU.
+        """
+        path = find_weights(weights_name, given)
+        if path is None:
+            weights, source = _downloaded(weights_name, download), weights_name
+        else:
+            weights, source = read_weights(path), str(path)
+        try:
+            answer = network.load_state_dict(weights, strict=False)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1].strip()
+            raise InputError(f"weights: expected those of {weights_name}, got {source} ({reason})") from None
+        missing = [name for name in answer.missing_keys if not name.startswith(not_needed)]
+        if missing or answer.unexpected_keys:
+            example = f"it lacks {missing[0]}" if missing else f"it has {answer.unexpected_keys[0]}"
+            raise InputError(f"weights: expected those of {weights_name}, got {source}: {example}")
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        return network.eval().requires_grad_(False).to(self.device, memory_format=layout)  # type: ignore[call-overload]
+
+    @abstractmethod
+    def find(self, image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Keypoints of one image: points [N x 2], descriptors [N x D] of unit length, scores [N], in any order.
+
+        Args:
+            image: [1 x channels x H x W] from 0 to 1; H and W are multiples of `CELL`.
+            size: (width, height) of what is the photo; the rest is padding, where no keypoints belong.
+        """
+
+    def extract(self, image: np.ndarray) -> Features:
+        height, width = image.shape[:2]
+        if self.longest_side is not None and max(height, width) > self.longest_side:
+            pixels, to_pixels = resize(image, self.longest_side / max(height, width))
+        else:
+            pixels, to_pixels = image, np.eye(3)
+        with torch.inference_mode():
+            points, descriptors, scores = self.find(self._as_tensor(pixels), (pixels.shape[1], pixels.shape[0]))
+            order = scores.argsort(descending=True, stable=True)[: self.max_keypoints]
+            found = [values[order].float().cpu().numpy() for values in (points, descriptors, scores)]
+        in_photo = (found[0] - to_pixels[:2, 2]) / to_pixels[[0, 1], [0, 1]]
+        return Features(in_photo.astype(np.float32), found[1], (width, height), scores=found[2])
+
+    def _as_tensor(self, image: np.ndarray) -> Tensor:
+        """[1 x channels x H x W] from 0 to 1, padded at the right and the bottom."""
+        if self.channels == 1:
+            image = image if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
+        else:
+            image = cv2.cvtColor(image, cv2.COLOR_GRAY2RGB if image.ndim == 2 else cv2.COLOR_BGR2RGB)
+        height, width = image.shape[:2]
+        # Repeated pixels make no edge that a network could take for one of the photo.
+        image = cv2.copyMakeBorder(image, 0, -height % CELL, 0, -width % CELL, cv2.BORDER_REPLICATE)
+        tensor = torch.from_numpy(image).to(self.device)
+        tensor = tensor[None] if self.channels == 1 else tensor.permute(2, 0, 1)
+        return tensor[None].float() / 255
+
+
+def inside(points: Tensor, size: tuple[int, int], border: int) -> Tensor:
+    """[N] bool: points at least so many pixels from the border of a photo."""
+    most = points.new_tensor(size) - 1 - border
+    return ((points >= border) & (points <= most)).all(dim=1)
+
+
+def find_weights(name: str, given: Path | None = None) -> Path | None:
+    """The file that was given, or the one of this name in the folder that ANANET_WEIGHTS says, if there is one."""
+    if given is not None:
+        if not is_file(given):
+            raise InputError(f"weights: expected a file, got {given}")
+        return given
+    folder = os.environ.get(WEIGHTS_VARIABLE)
+    if not folder:
+        return None
+    if not Path(folder).is_dir():
+        raise InputError(f"{WEIGHTS_VARIABLE}: expected a folder, got {folder!r}")
+    files = [Path(folder) / f"{name}{suffix}" for suffix in SUFFIXES]
+    return next((file for file in files if is_file(file)), None)
+
+
+def read_weights(path: Path) -> dict[str, Any]:
+    """Tensors by name from .safetensors, or from a .pth or .pt file, of which nothing but tensors is read."""
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"weights: expected a file that ends in {', '.join(SUFFIXES)}, got {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise InputError(f"weights: {path} cannot be read ({_first_line(error)})") from None
+    if not isinstance(weights, dict):
+        raise InputError(f"weights: expected tensors by name in {path}, got {type(weights).__name__}")
+    # DISK's authors keep theirs under this name.
+    return weights.get("extractor", weights)
+
+
+def _downloaded(name: str, download: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        with warnings.catch_warnings():
+            # kornia tells of every attempt.
+            warnings.simplefilter("ignore")
+            return download()
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"weights: those of {name} are not here and could not be downloaded. Put {name}.safetensors or {name}.pth "
+            f"into a folder, and its path into the environment variable {WEIGHTS_VARIABLE}; or give the file, as in "
+            f"--detector-weights {name}.pth ({_first_line(error)})"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@cache
+def tell_once(notice: str) -> None:
+    """Says something on stderr, once, and not in every worker."""
+    if multiprocessing.parent_process() is None:
+        logger.warning(notice)

@@ -1,0 +1,121 @@
+"""Features that somebody else computed, in files: a folder of .npz files, or hloc's .h5.
+
+An .npz file has `points` (or `keypoints`) [N x 2], `descriptors` [N x D], and perhaps `scores`, `sizes`, `angles` and
+`image_size` (width, height). hloc's file has a group for every image with `keypoints` [N x 2], `descriptors` [D x N],
+`image_size` and `scores`. Both go by the photo's name: that of "scene/images/a.jpg" may be a, a.jpg, images/a,
+scene/images/a.jpg and so on, and the longest that is there counts.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ananet.cameras import pixel_scaling
+from ananet.defaults import MAX_KEYPOINTS
+from ananet.errors import InputError, MissingExtraError
+from ananet.features.base import Detector, Features
+from ananet.files import is_file
+
+
+class StoredFeatures(Detector):
+    """Takes the features of a photo from a file, where a detector would look for them.
+
+    Args:
+        max_keypoints: the strongest so many are kept: the first ones, unless there are scores.
+        path: a folder of .npz files, or hloc's .h5.
+    """
+
+    name = "stored"
+
+    def __init__(self, max_keypoints: int = MAX_KEYPOINTS, path: Path | None = None) -> None:
+        super().__init__(max_keypoints)
+        if path is None or not (path.is_dir() or (path.suffix == ".h5" and is_file(path))):
+            raise InputError(f"features: expected a folder of .npz files or hloc's .h5, got {path}")
+        self.path = path
+        self._photo_of: dict[str, Path] = {}
+
+    def extract(self, image: np.ndarray) -> Features:
+        raise InputError("features: stored ones go by the names of files, expected photos as files, got pixels")
+
+    def detect_file(self, path: Path, image: np.ndarray, size: tuple[int, int] | None = None) -> Features:
+        """The stored features of a photo, in pixels of the image."""
+        height, width = image.shape[:2]
+        name, arrays = self._read(path)
+        photo = self._photo_of.setdefault(name, path)
+        if photo != path:
+            raise InputError(f"{self.path}: {name} would be the features of both {photo} and {path}")
+        try:
+            features = _as_features(arrays, size or (width, height))
+        except InputError as error:
+            raise InputError(f"{self.path}, {name}: {error}") from None
+        own = features.image_size
+        # Sides are whole pixels: of a photo at another size, each may be off by half a pixel.
+        if abs(own[0] * height / own[1] - width) > 1 + width / height:
+            raise InputError(f"{self.path}, {name}: is for {own[0]} x {own[1]} pixels, {path} has {width} x {height}")
+        scale = pixel_scaling(width / own[0], height / own[1])
+        features = replace(
+            features,
+            points=features.points * scale[[0, 1], [0, 1]] + scale[:2, 2],
+            sizes=None if features.sizes is None else features.sizes * scale[[0, 1], [0, 1]].mean(),
+            image_size=(width, height),
+        )
+        if features.scores is not None:
+            features = features[np.argsort(-features.scores, kind="stable")]
+        return features[: self.max_keypoints]
+
+    def _read(self, photo: Path) -> tuple[str, dict[str, np.ndarray]]:
+        """The name under which a photo's features are stored, and their arrays."""
+        if self.path.suffix == ".h5":
+            with _import_h5py().File(self.path, "r") as file:
+                for name in _names(photo):
+                    if name in file and "keypoints" in file[name]:
+                        arrays = {key: np.asarray(values) for key, values in file[name].items()}
+                        return name, arrays | {"descriptors": arrays["descriptors"].T}
+        else:
+            for name in _names(photo):
+                path = self.path / f"{name}.npz"
+                if is_file(path):
+                    return f"{name}.npz", _read_npz(path)
+        raise InputError(f"{photo}: no features of it in {self.path}")
+
+
+def _names(photo: Path) -> Iterator[str]:
+    """What the features of a photo may go by, the longest first."""
+    parts = photo.resolve().parts[1:]
+    for start in range(len(parts)):
+        name = Path(*parts[start:])
+        yield name.as_posix()
+        yield name.with_suffix("").as_posix()
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return dict(stored)
+    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+        raise InputError(f"{path}: expected an .npz file of arrays ({error})") from None
+
+
+def _as_features(arrays: dict[str, np.ndarray], size: tuple[int, int]) -> Features:
+    points = arrays.get("points", arrays.get("keypoints"))
+    if points is None or "descriptors" not in arrays:
+        raise InputError(f"expected points and descriptors, got {', '.join(arrays) or 'nothing'}")
+    if "image_size" in arrays:
+        width, height = np.asarray(arrays["image_size"]).reshape(-1)[:2].tolist()
+        size = (int(width), int(height))
+    more = {name: arrays.get(name) for name in ("sizes", "angles", "scores")}
+    return Features(points, arrays["descriptors"], size, **more)
+
+
+def _import_h5py() -> Any:
+    try:
+        import h5py
+    except ImportError:
+        raise MissingExtraError("h5py", "h5") from None
+    return h5py

@@ -1,0 +1,58 @@
+"""What the command adds to an evaluation: several detectors, keypoints of one's own."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ananet.features import load_detector
+from ananet.images import read_image
+from tests.datasets.scenes import write_scene
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scenes") / "walls"
+    write_scene(folder, images=3, seed=0, pairs=[("000.png", "001.png"), ("002.png", "000.png")])
+    return folder
+
+
+def options(*more):
+    return ("--pruner", "mutual", "--estimator", "poselib", "--max-keypoints", 300, "--workers", 1, *more)
+
+
+def test_several_detectors_in_one_command(scene, tmp_path, run):
+    """Also the paper's Table 4, which has a column for each."""
+    more = ("--detector", "sift,orb", "--table", 4, "--predictions", tmp_path, "--scores", tmp_path / "scores.json")
+    code, out, _ = run("evaluate", scene, *options(*more))
+    assert code == 0 and out.splitlines()[1].split() == ["Method", "walls-sift", "walls-orb"]
+    sift, orb = json.loads((tmp_path / "scores.json").read_text())
+    assert (sift["source"], orb["source"]) == ("walls-sift", "walls-orb")
+    assert sift["matches"].startswith("SIFT, 300 keypoints") and orb["matches"].startswith("ORB, 300 keypoints")
+    assert {path.name for path in tmp_path.iterdir()} == {"orb", "sift", "scores.json"}
+
+
+def test_keypoints_of_ones_own(scene, tmp_path, run):
+    for path in (scene / "images").iterdir():
+        found = load_detector("sift", max_keypoints=300).detect(read_image(path))
+        np.savez(tmp_path / f"{path.stem}.npz", points=found.points, descriptors=found.descriptors)
+    code, out, _ = run("evaluate", scene, *options("--features", tmp_path, "--json"))
+    assert code == 0
+    (answer,) = json.loads(out)
+    assert answer["pairs"] == 2 and answer["pruners"]["mutual"]["precision"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--detector", "sift,sift"], "--detector: expected different ones, got sift,sift"),
+        (["--detector", "sift,surf"], "detector: expected one of sift, orb, aliked"),
+        (
+            ["--detector", "aliked,disk", "--detector-weights", "a.pth"],
+            "expected one with --detector-weights or --features",
+        ),
+    ],
+)
+def test_wrong_detectors(arguments, message, scene, run):
+    code, _, err = run("evaluate", scene, *options(*arguments))
+    assert code == 2 and message in err
