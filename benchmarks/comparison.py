@@ -214,7 +214,8 @@ def print_tables(arguments: argparse.Namespace) -> None:
                 prediction_folder=arguments.folder / "predictions" / title,
             )
     scenes = evaluations["scenes"]
-    found = {"scenes": {name: summary(scenes, members) for name, members in methods.items()}}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    found["scenes"] = {name: summary(scenes, members) for name, members in methods.items()}
     if "multi" in evaluations:
         found["multi"] = {
             name: summary(evaluations["multi"], members)
