@@ -192,9 +192,9 @@ def print_tables(arguments: argparse.Namespace) -> None:
     from ananet.evaluation.scoring import PoseSettings
 
     trained = {
-        name: found
+        name: runs
         for name in NETWORKS
-        if (found := sorted(path.parent for path in arguments.folder.glob(f"{name}-[0-9]*/{WEIGHTS}")))
+        if (runs := sorted(path.parent for path in arguments.folder.glob(f"{name}-[0-9]*/{WEIGHTS}")))
     }
     if not trained:
         sys.exit(f"no trained network in {arguments.folder}: expected folders such as {next(iter(NETWORKS))}-0")

@@ -8,10 +8,12 @@ from ananet import InputError
 from ananet.drawing import (
     BLUE,
     GREEN,
+    MOTION_COLOURS,
     RED,
     check_picture,
     draw_groups,
     draw_matches,
+    draw_motions,
     grid,
     make_panel,
     save_picture,
@@ -123,3 +125,23 @@ def test_strong_groups_catch_the_eye():
         return int((np.abs(picture.astype(int) - GREEN).sum(-1) < 30).sum())
 
     assert green(strong) > 3 * green(plain)
+
+
+def test_motions_have_colours_of_their_own():
+    points0 = np.column_stack([np.full(9, 10.0), np.arange(9) * 10.0 + 8])
+    labels = np.array([0, 1, 2, 3, 4, 5, 6, 7, -1])
+    picture = draw_motions(GREY, GREY, points0, points0 + np.array([120, 0]), labels, "eight motions")
+    assert picture.shape == (640 + 36, 2 * 960 + 8, 3)
+
+    def shows(colour):
+        return bool((np.abs(picture.astype(int) - colour).sum(-1) < 12).any())
+
+    assert all(shows(colour) for colour in MOTION_COLOURS)
+    nothing = draw_motions(GREY, GREY, points0, points0, np.full(9, -1))
+    assert not (np.abs(nothing.astype(int) - MOTION_COLOURS[0]).sum(-1) < 12).any()
+
+
+def test_many_moving_matches_are_drawn_in_part():
+    points = np.random.default_rng(0).uniform(0, 90, (900, 2))
+    few = draw_motions(GREY, GREY, points, points, np.zeros(900, int), "many")
+    assert few.shape == (640 + 36, 2 * 960 + 8, 3)

@@ -128,3 +128,46 @@ def test_wrong_shapes_are_named():
         metrics.precision_recall_f1(np.array([0.5]), np.array([T]))
     with pytest.raises(InputError, match="kept and inlier: expected the same length, got 2 and 1"):
         metrics.precision_recall_f1(np.array([T, F]), np.array([T]))
+
+
+@pytest.mark.parametrize(
+    ("labels", "truth", "expected"),
+    [
+        ([0, 0, 1, 1], [2, 2, 1, 1], 0),
+        ([0, 0, 0, 0], [1, 1, 2, 2], 0.5),
+        ([0, 1, 2, 3], [1, 1, 1, 1], 0.75),
+        ([-1, -1, 0, 0], [0, 1, 1, 0], 0.5),
+        ([-1, -1], [0, 0], 0),
+        ([0, 0], [0, 0], 1),
+        ([], [], 0),
+    ],
+)
+def test_misclassification_error(labels, truth, expected):
+    found = metrics.misclassification_error(np.array(labels, int), np.array(truth, int))
+    assert found == pytest.approx(expected)
+
+
+def test_misclassification_error_is_least_over_all_names():
+    from itertools import permutations
+
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        labels, truth = random.integers(-1, 4, 30), random.integers(0, 4, 30)
+        # Four motions found, three true ones: one of the four has no name, which is written as 9.
+        names = permutations([1, 2, 3, 9], 4)
+        least = min((np.array([*name, 0])[labels] != truth).mean() for name in names)
+        assert metrics.misclassification_error(labels, truth) == pytest.approx(least)
+
+
+@pytest.mark.parametrize(
+    ("labels", "truth", "message"),
+    [
+        ([0.5], [1], "labels: expected whole numbers of at least -1"),
+        ([0], [-1], "truth: expected whole numbers of at least 0"),
+        ([0, 1], [0], "expected the same length"),
+        (list(range(17)), list(range(1, 18)), "expected at most 16 motions, got 17"),
+    ],
+)
+def test_wrong_labels_of_motions(labels, truth, message):
+    with pytest.raises(InputError, match=message):
+        metrics.misclassification_error(np.array(labels), np.array(truth))

@@ -1,8 +1,8 @@
 """ananet: two photos in, trustworthy matches out.
 
 >>> import ananet
->>> [name for name in ananet.list_pruners() if name.startswith("a")]
-['auto', 'ananet', 'ananet-quadratic', 'ananet-ratio', 'ananet-paper', 'ananet-small', 'all']
+>>> [name for name in ananet.list_pruners() if name.startswith("ananet")]
+['ananet', 'ananet-quadratic', 'ananet-ratio', 'ananet-paper', 'ananet-small']
 """
 
 import os
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ananet.correspondences import Correspondences
     from ananet.errors import InputError, MissingExtraError
     from ananet.estimators import Pose, estimate_pose
+    from ananet.motions import Motion, Motions, group_motions
     from ananet.pipeline import PhotoMatches, match_photos
     from ananet.pruners import Pruned, Pruner, list_pruners, load
 
@@ -29,11 +30,14 @@ __all__ = [
     "Correspondences",
     "InputError",
     "MissingExtraError",
+    "Motion",
+    "Motions",
     "PhotoMatches",
     "Pose",
     "Pruned",
     "Pruner",
     "estimate_pose",
+    "group_motions",
     "list_pruners",
     "load",
     "match_photos",
@@ -43,6 +47,9 @@ _HOME = {
     "Correspondences": "ananet.correspondences",
     "InputError": "ananet.errors",
     "MissingExtraError": "ananet.errors",
+    "Motion": "ananet.motions",
+    "Motions": "ananet.motions",
+    "group_motions": "ananet.motions",
     "PhotoMatches": "ananet.pipeline",
     "Pose": "ananet.estimators",
     "estimate_pose": "ananet.estimators",

@@ -28,8 +28,26 @@ BAR = 36
 THICKNESS, RADIUS = 1, 1.5
 STRONG_THICKNESS, STRONG_RADIUS, RIM = 4, 8.0, 2
 RIM_COLOUR = (16, 16, 16)
+# Of matches that motions tell apart: lines that let the photos through, and end points of several shapes.
+LINE_OPACITY, MARKER_RADIUS = 0.3, 5.0
+MARKERS = {
+    1: np.array([[-0.8, -0.8], [0.8, -0.8], [0.8, 0.8], [-0.8, 0.8]]),
+    2: np.array([[0.0, -1.0], [0.95, 0.8], [-0.95, 0.8]]),
+    3: np.array([[0.0, -1.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]),
+}
 
 Colour = tuple[int, int, int]
+
+# Okabe and Ito's colours, which the colour-blind tell apart too, brightest first, in BGR: for motions by size.
+MOTION_COLOURS: tuple[Colour, ...] = (
+    (66, 228, 240),  # yellow
+    (233, 180, 86),  # sky blue
+    (167, 121, 204),  # reddish purple
+    (0, 94, 213),  # vermilion
+    (115, 158, 0),  # bluish green
+    (178, 114, 0),  # blue
+    (0, 159, 230),  # orange
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +134,51 @@ def draw_groups(
         _draw_lines(canvas, starts[chosen], ends[chosen], RIM_COLOUR, thickness, radius)
         _draw_lines(canvas, starts[chosen], ends[chosen], colour, STRONG_THICKNESS, STRONG_RADIUS)
     return _write_caption(canvas, caption)
+
+
+def draw_motions(
+    image0: np.ndarray | Panel,
+    image1: np.ndarray | Panel,
+    points0: np.ndarray,
+    points1: np.ndarray,
+    labels: np.ndarray,
+    caption: str = "",
+    height: int = PANEL_HEIGHT,
+) -> np.ndarray:
+    """Two photos side by side, and matches in the colour of their motion, the largest yellow; matches of none are not
+    drawn.
+
+    End points are discs, squares, triangles and diamonds in turn: colour is not all that tells motions apart. At most
+    400 matches are drawn, chosen at random; the caption then says so.
+
+    Args:
+        labels: [N] motion of each match, -1 for none; the rest as for `draw_matches`.
+    """
+    canvas, starts, ends = _side_by_side(image0, image1, points0, points1, height)
+    moving = np.flatnonzero(labels >= 0)
+    shown = moving[_some(len(moving))]
+    lines = canvas.copy()
+    colours = [MOTION_COLOURS[label % len(MOTION_COLOURS)] for label in labels[shown]]
+    for number, colour in zip(shown, colours, strict=True):
+        _draw_lines(lines, starts[number : number + 1], ends[number : number + 1], colour, THICKNESS, RADIUS)
+    canvas = cv2.addWeighted(lines, LINE_OPACITY, canvas, 1 - LINE_OPACITY, 0)
+    for number, colour in zip(shown, colours, strict=True):
+        for point in (starts[number], ends[number]):
+            _draw_marker(canvas, point, int(labels[number]), colour)
+    if caption and len(shown) < len(moving):
+        caption += f"; {len(shown)} drawn"
+    return _write_caption(canvas, caption)
+
+
+def _draw_marker(canvas: np.ndarray, point: np.ndarray, label: int, colour: Colour) -> None:
+    """A disc, square, triangle or diamond with a dark rim, by label."""
+    if label % 4 == 0:
+        outline = MARKER_RADIUS * np.array([[np.cos(a), np.sin(a)] for a in np.linspace(0, 2 * np.pi, 17)[:-1]])
+    else:
+        outline = MARKER_RADIUS * 1.3 * MARKERS[label % 4]
+    corners = ((point + outline) * 16).round().astype(np.int32)[None]
+    cv2.fillPoly(canvas, corners, colour, cv2.LINE_AA, shift=4)
+    cv2.polylines(canvas, corners, True, RIM_COLOUR, 1, cv2.LINE_AA, shift=4)
 
 
 def _side_by_side(

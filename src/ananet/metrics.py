@@ -16,6 +16,8 @@ from ananet.errors import InputError
 THRESHOLDS = (5.0, 10.0, 20.0)
 # What a pair without an answer counts as, in degrees.
 FAILURE = 180.0
+# Of which the best assignment is searched, at 2 to this power.
+MOST_MOTIONS = 16
 # Width of the bins of OANet's mAP, in degrees.
 MAP_BIN = 5.0
 
@@ -60,6 +62,46 @@ def precision_recall_f1(kept: np.ndarray, inlier: np.ndarray) -> tuple[float, fl
     precision = hits / max(int(kept.sum()), 1)
     recall = hits / max(int(inlier.sum()), 1)
     return precision, recall, 2 * precision * recall / (precision + recall) if hits else 0.0
+
+
+def misclassification_error(labels: np.ndarray, truth: np.ndarray) -> float:
+    """The least share of matches with a wrong label, over all ways to name the motions found after the true ones.
+
+    The metric of AdelaideRMF (Wong et al., ICCV 2011). To follow no motion is a label too, which is never renamed.
+
+    Args:
+        labels: [N] whole numbers: 0, 1, ... for the motions found, -1 for none.
+        truth: [N] whole numbers: 1, 2, ... for the true motions, 0 for none.
+
+    0 for no matches.
+
+    >>> misclassification_error(np.array([1, 1, 0, 0, -1]), np.array([1, 1, 2, 0, 0]))
+    0.2
+    """
+    labels, truth = _whole_numbers("labels", labels, -1), _whole_numbers("truth", truth, 0)
+    _same_length("labels", labels, "truth", truth)
+    if len(labels) == 0:
+        return 0.0
+    shape = (int(labels.max()) + 1, int(truth.max()))
+    both = (labels >= 0) & (truth > 0)
+    common = np.zeros(shape, np.int64)
+    np.add.at(common, (labels[both], truth[both] - 1), 1)
+    if shape[0] < shape[1]:
+        common = common.T
+    if common.shape[1] > MOST_MOTIONS:
+        raise InputError(f"labels and truth: expected at most {MOST_MOTIONS} motions, got {common.shape[1]}")
+    # The best assignment for every set of columns that are taken, row by row.
+    best = np.full(2 ** common.shape[1], -1, np.int64)
+    best[0] = 0
+    sets = np.arange(len(best))
+    for row in common:
+        before = best.copy()
+        for column, count in enumerate(row):
+            free = sets[(sets >> column & 1 == 0) & (before >= 0)]
+            taken = free | 1 << column
+            best[taken] = np.maximum(best[taken], before[free] + count)
+    right = int(best.max()) + int(((labels < 0) & (truth == 0)).sum())
+    return (len(labels) - right) / len(labels)
 
 
 def pose_auc(errors: Sequence[float] | np.ndarray, thresholds: Sequence[float] = THRESHOLDS) -> list[float]:
@@ -280,6 +322,13 @@ def _flags(name: str, values: np.ndarray) -> np.ndarray:
     if array.ndim != 1 or (array.dtype != bool and array.size):
         raise InputError(f"{name}: expected an array of bool in one dimension, got {array.dtype} {array.shape}")
     return array.astype(bool)
+
+
+def _whole_numbers(name: str, values: np.ndarray, least: int) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and (not np.issubdtype(array.dtype, np.integer) or array.min() < least)):
+        raise InputError(f"{name}: expected whole numbers of at least {least} in one dimension, got {values!r}")
+    return array.astype(np.int64)
 
 
 def _numbers(name: str, values: np.ndarray) -> np.ndarray:

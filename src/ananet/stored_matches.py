@@ -20,7 +20,7 @@ OPTIONAL = (
     "K0", "K1", "size0", "size1", "ratio", "mutual", "scores", "sizes0", "sizes1", "angles0", "angles1", "indices",
 )  # fmt: skip
 # Answers that commands write beside the matches: none of a pruner's business.
-IGNORED = ("mask", "logits", "R", "t", "correlation")
+IGNORED = ("mask", "logits", "R", "t", "correlation", "motions")
 # Arrays of one number of numbers, whatever the number of matches.
 FIXED = {"K0": 9, "K1": 9, "size0": 2, "size1": 2}
 # A small file can unpack to more than a machine holds. No pair of photos has nearly as many matches.

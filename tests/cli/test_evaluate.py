@@ -42,6 +42,20 @@ def test_keypoints_of_ones_own(scene, tmp_path, run):
     assert answer["pairs"] == 2 and answer["pruners"]["mutual"]["precision"] > 0.5
 
 
+def test_motions_of_labelled_matches(tmp_path, run):
+    random = np.random.default_rng(0)
+    points0 = random.uniform(0, 400, (80, 2))
+    points1 = np.where(np.arange(80)[:, None] < 45, points0, points0 + np.array([40, 9]))
+    arrays = {"points0": points0, "points1": points1, "motion": np.where(np.arange(80) < 45, 1, 2)}
+    (tmp_path / "pair").mkdir()
+    np.savez(tmp_path / "pair" / "matches.npz", **arrays)
+    code, out, _ = run("evaluate", tmp_path, "--pruner", "all", "--motions", "--repeats", 2, "--json")
+    assert code == 0
+    (answer,) = json.loads(out)
+    assert answer["rows"][0]["number right"] == 1 and answer["rows"][0]["error % mean"] < 3
+    assert "over seed 0" in run("evaluate", tmp_path, "--pruner", "all", "--motions")[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -189,6 +189,19 @@ def test_matches_are_saved_as_arrays(photos, tmp_path, run):
         assert not {"K0", "R", "t"} & set(stored)
 
 
+def test_motions_are_told_drawn_and_saved(photos, tmp_path, run):
+    both = ("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", "--motions", *FAST)
+    code, out, _ = run(*both)
+    assert code == 0 and "motions    one motion: " in out and "a colour and a shape for each motion" in out
+    code, out, _ = run(*both, "--save", tmp_path / "m.npz", "--json")
+    result = json.loads(out)
+    assert code == 0 and result["motions"]["count"] == 1 and result["milliseconds"]["motions"] > 0
+    with np.load(tmp_path / "m.npz") as stored:
+        assert (stored["motions"] == 0).sum() == result["motions"]["motions"][0]["support"]
+        assert (stored["motions"][~stored["mask"]] == -1).all()
+    assert run("prune", tmp_path / "m.npz")[0] == 0, "what was saved can be pruned"
+
+
 def test_matches_are_saved_as_a_table(photos, tmp_path, run):
     both = ("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", *FAST)
     assert run(*both, "--save", tmp_path / "m.csv")[0] == run(*both, "--save", tmp_path / "m.npz")[0] == 0

@@ -28,6 +28,20 @@ def test_prune_a_file(problem, tmp_path, run):
     assert code == 0 and "kept" in out
 
 
+def test_motions_are_stored(problem, tmp_path, run):
+    p0, p1 = problem.matches.numpy_points()
+    np.savez(tmp_path / "m.npz", points0=p0, points1=p1, K0=problem.matches.K0, K1=problem.matches.K1)
+    code, out, _ = run("prune", tmp_path / "m.npz", "--pruner", "magsac", "--motions", "--json")
+    assert code == 0
+    motions = json.loads(out)["motions"]
+    stored = np.load(tmp_path / "m.pruned.npz")
+    assert motions["count"] == 1 and motions["motions"][0]["kind"] == "essential"
+    assert (stored["motions"] == 0).sum() == motions["motions"][0]["support"]
+    assert (stored["motions"][~stored["mask"]] == -1).all()
+    code, out, _ = run("prune", tmp_path / "m.npz", "--pruner", "magsac", "--motions")
+    assert code == 0 and "one motion: " in out
+
+
 def test_everything_that_matches_can_have_is_read(problem, tmp_path, run):
     m, n = problem.matches, len(problem.matches)
     np.savez(

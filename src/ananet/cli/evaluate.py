@@ -80,6 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="add the ratio of inliers among neighbours in feature space, block by block (Fig. 7)",
     )
+    parser.add_argument(
+        "--motions",
+        action="store_true",
+        help="score how well motions are told apart in what pruners keep: of folders with labelled matches, or of "
+        "'synthetic', problems with one to five motions; --repeats is the number of seeds",
+    )
     parser.add_argument("--style", choices=("text", "markdown"), default="text", help="of tables (default: text)")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
     add_device(parser)
@@ -94,6 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ananet.evaluation.runner import write_scores
 
     choose_device(arguments.device)
+    if arguments.motions:
+        return _motions(arguments)
     by_detector, pose_settings = _settings(arguments)
     _check_sources(arguments)
     evaluations = [
@@ -122,6 +130,24 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError("SOURCE: expected sources of different names, got one twice")
     if arguments.scores is not None and not arguments.scores.parent.is_dir():
         raise InputError(f"--scores: the folder {arguments.scores.parent} does not exist")
+
+
+def _motions(arguments: argparse.Namespace) -> int:
+    from ananet.evaluation.motions import evaluate_motions, motion_report, motion_rows
+    from ananet.pruners import load
+
+    reports, results = [], []
+    for source in arguments.sources:
+        for name in arguments.pruner.split(","):
+            pruner = load(name, device=arguments.device)
+            scores = evaluate_motions(source, pruner, arguments.repeats, arguments.limit, sys.stderr.isatty())
+            reports.append(motion_report(source, pruner.name, arguments.repeats, scores, arguments.style))
+            results.append({"source": str(source), "pruner": pruner.name, "rows": motion_rows(scores)})
+    if arguments.json:
+        print_json(results)
+    else:
+        print("\n\n".join(reports))
+    return 0
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[dict[str, MatchSettings], PoseSettings]:

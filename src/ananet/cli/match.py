@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ananet.drawing import Panel
     from ananet.estimators import Estimator
     from ananet.features import Detector, Features
+    from ananet.motions import Motions
     from ananet.pipeline import PhotoMatches
     from ananet.pruners import Pruner
 
@@ -163,6 +164,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take a second look at the photos: second points of kept matches move by fractions of a pixel to where "
         "both photos agree best",
     )
+    parser.add_argument(
+        "--motions",
+        action="store_true",
+        help="tell which of the kept matches move together, and draw each motion in its colour",
+    )
     add_pruner(parser)
     add_json(parser)
 
@@ -190,7 +196,14 @@ def run(arguments: argparse.Namespace) -> int:
     uses = Counter(path for pair in pairs for path in (pair.image0, pair.image1))
     photos = Photos(detector, use_exif=not arguments.no_exif, uses=uses)
     matcher = Matcher(
-        photos, choose_cameras, pruner, estimator, arguments.refine, arguments.candidates, arguments.device
+        photos,
+        choose_cameras,
+        pruner,
+        estimator,
+        arguments.refine,
+        arguments.motions,
+        arguments.candidates,
+        arguments.device,
     )
     return _report_many(matcher, pairs, arguments.json) if many else _report_one(matcher, pairs[0], arguments.json)
 
@@ -204,6 +217,7 @@ class Matcher:
     pruner: Pruner
     estimator: Estimator
     refine: bool
+    motions: bool
     neighbours: int
     device: str
 
@@ -212,10 +226,12 @@ class Matcher:
 
         Raises `InputError` where one of the photos cannot be used.
         """
-        from ananet.drawing import draw_matches, save_picture
+        from ananet.drawing import draw_matches, draw_motions, save_picture
         from ananet.images import read_image
+        from ananet.motions import group_motions
         from ananet.pipeline import match_photos
         from ananet.pruners.progress import progress_bar
+        from ananet.stopwatch import Stopwatch
 
         taken: list[tuple[Photo, float]] = []
         errors = []
@@ -245,18 +261,31 @@ class Matcher:
                 neighbours=self.neighbours,
             )
         found.milliseconds["detect"] = milliseconds0 + milliseconds1
+        motions = None
+        if self.motions and found.overlap.found:
+            watch = Stopwatch()
+            motions = group_motions(found.matches, found.kept)
+            watch.lap("motions")
+            found.milliseconds.update(watch.milliseconds)
         if found.overlap.found:
             count = int(found.kept.mask.sum())
             detector = found.detector.partition("@")[0].upper()
             caption = f"{found.pruner}: kept {count} of {len(found.matches)} {detector} matches"
-            picture = draw_matches(photo0.panel, photo1.panel, *found.matches.numpy_points(), found.kept.mask, caption)
+            points = found.matches.numpy_points()
+            if motions is None:
+                picture = draw_matches(photo0.panel, photo1.panel, *points, found.kept.mask, caption)
+            else:
+                caption += f", motions: {len(motions)}"
+                picture = draw_motions(photo0.panel, photo1.panel, *points, motions.labels, caption)
             save_picture(pair.picture, picture)
             if pair.saved is not None:
-                save_matches(pair.saved, found)
-        return as_json(found, pair, cameras, self.estimator)
+                save_matches(pair.saved, found, motions)
+        return as_json(found, pair, cameras, self.estimator, motions)
 
 
-def as_json(found: PhotoMatches, pair: Pair, cameras: Cameras, estimator: Estimator) -> dict[str, Any]:
+def as_json(
+    found: PhotoMatches, pair: Pair, cameras: Cameras, estimator: Estimator, motions: Motions | None
+) -> dict[str, Any]:
     overlap, pose = found.overlap, found.pose
     return {
         "photos": pair.photos,
@@ -286,13 +315,14 @@ def as_json(found: PhotoMatches, pair: Pair, cameras: Cameras, estimator: Estima
             "threshold_pixels": estimator.threshold,
             "handover": estimator.handover,
         },
+        "motions": None if motions is None else motions.to_dict(),
         "picture": str(pair.picture) if overlap.found else None,
         "saved": str(pair.saved) if overlap.found and pair.saved is not None else None,
         "milliseconds": found.milliseconds,
     }
 
 
-def save_matches(path: Path, found: PhotoMatches) -> None:
+def save_matches(path: Path, found: PhotoMatches, motions: Motions | None = None) -> None:
     """Write matches with the pruner's answer, as .npz with all there is, or as .csv."""
     import numpy as np
 
@@ -312,6 +342,8 @@ def save_matches(path: Path, found: PhotoMatches) -> None:
         arrays["correlation"][kept.mask] = found.refined.correlation
     if found.pose is not None:
         arrays |= {"R": found.pose.R, "t": found.pose.t}
+    if motions is not None:
+        arrays["motions"] = motions.labels
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         if path.suffix.lower() == ".npz":
             np.savez_compressed(file, **arrays)
@@ -509,6 +541,7 @@ def _print(result: dict[str, Any]) -> None:
     import numpy as np
 
     from ananet.estimators.handover import IN_WORDS
+    from ananet.motions import in_words
 
     print(f"keypoints  {result['keypoints'][0]} and {result['keypoints'][1]}")
     kept = f"{result['kept']} kept" if result["kept"] else "nothing kept"
@@ -533,7 +566,10 @@ def _print(result: dict[str, Any]) -> None:
         print("pose       none found")
     else:
         print("pose       not estimated: give --k0 and --k1, or --focal")
+    if result["motions"] is not None:
+        print("motions    " + in_words(result["motions"]))
     print("time       " + ", ".join(f"{step} {ms:.0f} ms" for step, ms in result["milliseconds"].items()))
-    print(f"picture    {result['picture']} (green kept, red removed)")
+    colours = "green kept, red removed" if result["motions"] is None else "a colour and a shape for each motion"
+    print(f"picture    {result['picture']} ({colours})")
     if result["saved"]:
         print(f"saved      {result['saved']}")

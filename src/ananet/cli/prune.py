@@ -16,6 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, help="where to write mask, scores, logits (default: FILE.pruned.npz)"
     )
+    parser.add_argument(
+        "--motions",
+        action="store_true",
+        help="also tell which of the kept matches move together, and write motions: 0, 1, ... by size, -1 for none",
+    )
     add_pruner(parser)
     add_json(parser)
 
@@ -32,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     # Torch takes seconds to import, and so comes after what can be wrong without it.
     from ananet.correspondences import Correspondences
+    from ananet.motions import group_motions, in_words
     from ananet.pruners import load
     from ananet.pruners.progress import progress_bar
 
@@ -39,11 +45,18 @@ def run(arguments: argparse.Namespace) -> int:
     pruner = load(arguments.pruner, device=arguments.device)
     with progress_bar(pruner, len(matches)):
         kept = pruner(matches)
+    answer = {"mask": kept.mask, "scores": kept.scores, "logits": kept.logits}
+    motions = group_motions(matches, kept) if arguments.motions else None
+    if motions is not None:
+        answer["motions"] = motions.labels
     with atomic_path(output) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, mask=kept.mask, scores=kept.scores, logits=kept.logits)
+        np.savez_compressed(file, **answer)
     count = int(kept.mask.sum())
     if arguments.json:
-        print_json({"pruner": kept.pruner, "matches": len(matches), "kept": count, "output": str(output)})
-    else:
-        print(f"{kept.pruner}: kept {count} of {len(matches)} matches, written to {output}")
+        result = {"pruner": kept.pruner, "matches": len(matches), "kept": count, "output": str(output)}
+        print_json(result if motions is None else result | {"motions": motions.to_dict()})
+        return 0
+    print(f"{kept.pruner}: kept {count} of {len(matches)} matches, written to {output}")
+    if motions is not None:
+        print(in_words(motions.to_dict()))
     return 0

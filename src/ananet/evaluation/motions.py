@@ -1,0 +1,161 @@
+"""How well motions are told apart: on pairs with labelled motions, such as AdelaideRMF, and on synthetic problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ananet import seeds
+from ananet.correspondences import Correspondences
+from ananet.datasets.formats.labelled import FILE, LabelledMatches
+from ananet.datasets.synthetic import SyntheticSettings, synthesize
+from ananet.metrics import misclassification_error
+from ananet.motions import group_motions
+from ananet.motions.search import FEWEST
+from ananet.pruners import Pruner
+from ananet.stored_matches import read_arrays
+from ananet.tables import format_table
+
+PERCENT = 100.0
+# In place of a folder.
+SYNTHETIC = "synthetic"
+BODIES, OUTLIER_SHARES = (1, 2, 3, 4, 5), (0.3, 0.5, 0.7, 0.8)
+PROBLEMS, MATCHES = 16, 600
+# Drawn at a time; those with other numbers of motions are left out.
+AT_ONCE = 32
+
+
+@dataclass(frozen=True, eq=False)
+class MotionScores:
+    """What was found in one pair, or in many of a kind, by every seed."""
+
+    name: str
+    true: float
+    """Motions that there are, of at least 8 matches."""
+    found: np.ndarray
+    """[R] number of motions found."""
+    errors: np.ndarray
+    """[R] misclassification errors."""
+
+    def as_row(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "motions": round(self.true, 2),
+            "found": float(self.found.mean()),
+            "number right": float((self.found == self.true).mean()),
+            "error % mean": PERCENT * float(self.errors.mean()),
+            "median": PERCENT * float(np.median(self.errors)),
+            "worst": PERCENT * float(self.errors.max()),
+        }
+
+
+def true_motions(truth: np.ndarray) -> int:
+    """Motions of enough matches to be told from chance.
+
+    >>> true_motions(np.array([0] * 5 + [1] * 8 + [2] * 7))
+    1
+    """
+    return int((np.bincount(truth)[1:] >= FEWEST).sum())
+
+
+def score_motions(
+    name: str, problems: Sequence[tuple[Correspondences, np.ndarray]], pruner: Pruner, repeats: int
+) -> MotionScores:
+    """Prunes and groups each problem with seeds 0 to `repeats` - 1; a problem is matches and [N] true motions."""
+    found, errors = [], []
+    for matches, truth in problems:
+        kept = pruner(matches)
+        for seed in range(repeats):
+            motions = group_motions(matches, kept, seed=seed)
+            found.append(len(motions))
+            errors.append(misclassification_error(motions.labels, truth))
+    true = float(np.mean([true_motions(truth) for _, truth in problems]))
+    return MotionScores(name, true, np.array(found), np.array(errors))
+
+
+def read_labelled(folder: Path) -> tuple[Correspondences, np.ndarray]:
+    """Matches of a pair and [N] their motions, 0 for wrong ones."""
+    arrays = read_arrays(folder / FILE, more=("motion",))
+    truth = arrays.pop("motion")
+    return Correspondences(**arrays), truth
+
+
+def synthetic_problems(
+    bodies: int, outlier_share: float, count: int = PROBLEMS, matches: int = MATCHES
+) -> Iterator[tuple[Correspondences, np.ndarray]]:
+    """Problems with so many motions of at least 8 matches, one of them the static scene's; always the same ones."""
+    generator = seeds.generator("cpu", "motions", bodies, round(PERCENT * outlier_share))
+    right = 1 - outlier_share
+    settings = SyntheticSettings(
+        matches=matches,
+        inlier_ratio=(right, right),
+        moving=float(bodies > 1),
+        bodies=max(bodies - 1, 1),
+        regions=16,
+    )
+    made = 0
+    while made < count:
+        batch = synthesize(AT_ONCE, generator, settings)
+        for number in range(AT_ONCE):
+            truth = ((batch.body[number] + 1) * batch.correct[number]).numpy()
+            # Where the second image sees little, fewer matches are right than asked for.
+            if true_motions(truth) != bodies or abs((truth == 0).mean() - outlier_share) > 0.03:
+                continue
+            focal0, focal1 = float(batch.focal0[number]), float(batch.focal1[number])
+            rays = batch.matches[number].double().numpy()
+            K0, K1 = np.diag([focal0, focal0, 1]), np.diag([focal1, focal1, 1])
+            yield Correspondences(rays[:, :2] * focal0, rays[:, 2:] * focal1, K0=K0, K1=K1), truth
+            made += 1
+            if made == count:
+                return
+
+
+def evaluate_motions(
+    source: str | Path, pruner: Pruner, repeats: int = 5, limit: int | None = None, progress: bool = True
+) -> list[MotionScores]:
+    """Scores of each pair of a folder with labelled matches, or of each kind of synthetic problem.
+
+    Args:
+        source: a folder, or "synthetic".
+        repeats: seeds for each pair.
+        limit: at most so many pairs, or problems of each kind.
+    """
+    if str(source) == SYNTHETIC:
+        kinds = [(share, bodies) for share in OUTLIER_SHARES for bodies in BODIES]
+        return [
+            score_motions(
+                f"{share:.0%} wrong, {bodies} motion{'s' * (bodies > 1)}",
+                list(synthetic_problems(bodies, share, min(limit or PROBLEMS, PROBLEMS))),
+                pruner,
+                repeats,
+            )
+            for share, bodies in tqdm(kinds, desc=SYNTHETIC, disable=not progress, leave=False)
+        ]
+    folders = LabelledMatches(source).pairs[:limit]
+    bar = tqdm(folders, desc=Path(source).name, unit="pair", disable=not progress, leave=False)
+    return [score_motions(folder.name, [read_labelled(folder)], pruner, repeats) for folder in bar]
+
+
+def motion_rows(scores: Sequence[MotionScores]) -> list[dict[str, Any]]:
+    """A row for each, and one for all."""
+    rows = [score.as_row() for score in scores]
+    if len(scores) < 2:
+        return rows
+    numbers = [name for name, value in rows[0].items() if not isinstance(value, str)]
+    mean: dict[str, Any] = {"name": "mean"} | {name: float(np.mean([row[name] for row in rows])) for name in numbers}
+    mean["motions"] = round(mean["motions"], 2)
+    mean["median"] = PERCENT * float(np.median(np.concatenate([score.errors for score in scores])))
+    mean["worst"] = max(row["worst"] for row in rows)
+    return [*rows, mean]
+
+
+def motion_report(source: str | Path, pruner: str, repeats: int, scores: Sequence[MotionScores], style: str) -> str:
+    """The table, and what decides its numbers."""
+    seeds_used = "seed 0" if repeats == 1 else f"seeds 0 to {repeats - 1}"
+    title = f"{Path(source).name}: motions in what {pruner} keeps, misclassification error over {seeds_used}"
+    return f"{title}\n\n{format_table(motion_rows(scores), style, decimals=2)}"
