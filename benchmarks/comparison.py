@@ -223,17 +223,19 @@ def print_tables(arguments: argparse.Namespace) -> None:
             if name not in WITHOUT_DESCRIPTORS
         }
     found["time"] = times(methods, trained, arguments.seconds)
-    save_picture(arguments.folder / "figure-5.png", figure_5(scenes, methods))
+    found["by inlier ratio"] = {name: by_inlier_ratio(scenes, members) for name, members in methods.items()}
+    compared = [name for name in methods if name in CLASSICAL or name in RIVALS]
+    save_picture(arguments.folder / "figure-5.png", figure_5(scenes, {name: methods[name] for name in compared}))
     if arguments.json:
         print(json.dumps(found))
         return
-    compared = [name for name in methods if name in CLASSICAL or name in RIVALS]
     for title, part, names in (
         (f"Table 1: poses and matches, {len(scenes.names)} pairs; +- half the difference of seeds", "scenes", compared),
         ("Table 2: time of one pair of 2048 matches", "time", compared),
         ("Table 3: MULTI", "multi", compared),
         ("Table 5: forms", "scenes", FORMS),
         ("Table 6: parts", "scenes", PARTS),
+        ("Figure 5 in numbers: F1 by inlier ratio of the pair", "by inlier ratio", methods),
     ):
         rows = [{"method": title_of(name), **found[part][name]} for name in names if name in found.get(part, {})]
         if rows:
@@ -282,6 +284,17 @@ def times(
         size = load_network(trained[name][0] / WEIGHTS)[0].description()["parameters"] if name in trained else None
         found[name] = {"milliseconds, median": timing.median, "parameters": size}
     return found
+
+
+def by_inlier_ratio(evaluation: Evaluation, members: Sequence[str]) -> dict[str, float | None]:
+    """F1 of pairs of a like inlier ratio, means over seeds; None where there are no such pairs."""
+    from ananet.evaluation.plots import INLIER_RATIO_EDGES
+    from ananet.metrics import mean_by_bin
+
+    ratios = evaluation.inlier_ratios
+    bins = [mean_by_bin(evaluation.scores[name].column("f1"), ratios, INLIER_RATIO_EDGES)[0] for name in members]
+    edges = zip(INLIER_RATIO_EDGES, INLIER_RATIO_EDGES[1:], np.mean(bins, axis=0), strict=False)
+    return {f"{low:.1f} to {high:.1f}": float(f1) if np.isfinite(f1) else None for low, high, f1 in edges}
 
 
 def figure_5(evaluation: Evaluation, methods: dict[str, list[str]]) -> np.ndarray:

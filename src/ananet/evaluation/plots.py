@@ -15,6 +15,7 @@ from ananet.networks.base import BlockView
 
 LARGEST_ERROR = 20.0
 INLIER_RATIO_EDGES = np.linspace(0, 1, 11)
+COLOURS = ("blue", "orange", "green", "red", "purple", "brown", "pink", "gray", "olive", "cyan")
 # Points of a curve that are drawn; a pooled one has as many as there are matches.
 CURVE_POINTS = 500
 
@@ -155,6 +156,8 @@ def _axis(x: str, y: str) -> tuple[Any, Any]:
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.grid(alpha=0.3)
+    # Ten colours come once more, dashed.
+    axis.set_prop_cycle(color=2 * [f"tab:{name}" for name in COLOURS], linestyle=10 * ["-"] + 10 * ["--"])
     return figure, axis
 
 
