@@ -3,7 +3,15 @@ import pytest
 import torch
 
 from ananet.datasets.synthetic import SyntheticSettings, synthesize
-from ananet.networks.graphs import edge_weights, laplacian_basis, laplacian_basis_exact, nearest_matches, with_itself
+from ananet.networks.graphs import (
+    _adjacency,
+    _spread,
+    edge_weights,
+    laplacian_basis,
+    laplacian_basis_exact,
+    nearest_matches,
+    with_itself,
+)
 from tests.networks.checks import points
 
 SIGMA, FLOOR = 0.1, 0.05
@@ -31,6 +39,14 @@ def test_padding_is_nobodys_neighbour():
     assert near.numbers[0, :4].max() < 4
     assert (with_itself(near, mask).real.sum(-1)[0] == torch.tensor([4] * 4 + [0] * 8)).all()
     assert nearest_matches(matches[:, :1], 8).real.sum() == 0
+
+
+def test_whole_and_sparse_adjacency_agree():
+    matches = torch.rand(2, 40, 4, dtype=torch.float64)
+    mask = torch.arange(40) < torch.tensor([[40], [25]])
+    near = nearest_matches(matches, 6, mask)
+    weights, fields = edge_weights(near, 0.1, 0.05), torch.rand(2, 40, 3, dtype=torch.float64)
+    torch.testing.assert_close(_adjacency(near, weights) @ fields, _spread(near, fields, weights))
 
 
 def test_laplacian_is_that_of_the_authors():

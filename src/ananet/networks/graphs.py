@@ -32,6 +32,8 @@ CUTS = (1e-3, 0.5)
 ROUGHER_THAN_ALL = 4.0
 # Squared length of directions that rounding alone has made.
 LEAST_DIRECTION = 1e-11
+# Matches of a pair up to which a GPU holds whole matrices.
+MOST_DENSE = 4096
 # Lengths of the waves that iterations start from, in focal lengths.
 LONGEST_WAVE, SHORTEST_WAVE = 4.0, 0.1
 
@@ -107,6 +109,13 @@ def _spread(near: Neighbours, fields: Tensor, weights: Tensor) -> Tensor:
     return arrived.index_add(0, rows, sent).view_as(fields)
 
 
+def _adjacency(near: Neighbours, weights: Tensor) -> Tensor:
+    """[B x N x N] the symmetric adjacency, of `weights` along every edge both ways."""
+    pairs, count, _ = near.numbers.shape
+    one_way = weights.new_zeros(pairs, count, count).scatter_add_(2, near.numbers, weights)
+    return one_way + one_way.mT
+
+
 @torch.no_grad()
 def laplacian_basis(
     matches: Tensor, near: Neighbours, vectors: int, sigma: float, floor: float, mask: Tensor | None = None
@@ -126,9 +135,11 @@ def laplacian_basis(
         weights = edge_weights(near, sigma, floor)
         degree = _spread(near, torch.ones_like(matches[..., :1]), weights)
         largest = 2 * degree.amax(1, keepdim=True).clamp_min(1)
+        # One large product is one kernel; a sparse one is many small ones, and a GPU spends its time between them.
+        dense = _adjacency(near, weights) if matches.is_cuda and matches.shape[1] <= MOST_DENSE else None
 
         def laplacian(fields: Tensor) -> Tensor:
-            return degree * fields - _spread(near, fields, weights)
+            return degree * fields - (_spread(near, fields, weights) if dense is None else dense @ fields)
 
         block = _waves(matches[..., :4], vectors + SURPLUS)
         count = torch.full_like(largest, matches.shape[1])
@@ -149,8 +160,7 @@ def laplacian_basis(
 def laplacian_basis_exact(near: Neighbours, vectors: int, sigma: float, floor: float) -> Basis:
     """The same by decomposing the whole [N x N] matrix, without padding: the plain reference."""
     weights = edge_weights(near, sigma, floor)
-    unit = torch.eye(weights.shape[1], dtype=weights.dtype, device=weights.device).expand(len(weights), -1, -1)
-    adjacency = _spread(near, unit, weights)
+    adjacency = _adjacency(near, weights)
     values, found = torch.linalg.eigh(adjacency.sum(-1).diag_embed() - adjacency)
     return Basis(found[..., :vectors], values[:, :vectors].clamp_min(0))
 
