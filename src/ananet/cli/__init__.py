@@ -22,6 +22,8 @@ COMMANDS = {
     "export": "write a trained network as an ONNX file",
     "demo": "prune the matches of a photo pair with known geometry, and show what it brought",
     "list": "list the pruners",
+    "bulk": "prune pairs by the million, on one machine or a cluster",
+    "web": "start a page in the browser, and an HTTP service",
     "data": "make training pairs from photos",
     "evaluate": "measure pruners on pairs with known truth",
     "benchmark": "measure how fast pruners and networks are",

@@ -1,0 +1,1 @@
+"""A page and an HTTP service around the pipeline (extra `web`)."""

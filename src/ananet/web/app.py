@@ -1,0 +1,287 @@
+"""The application: a page, and an HTTP API with the same pipeline behind it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from ananet import __version__
+from ananet.defaults import DETECTOR, PRUNER
+from ananet.errors import InputError
+from ananet.features import DETECTORS, Detector, load_detector
+from ananet.pipeline import match_photos
+from ananet.pruners import Pruner, list_pruners, load
+from ananet.web import answers, uploads
+from ananet.web.batching import LONGEST_WAIT, MOST_PAIRS, Batcher, SharedPruner
+from ananet.web.counters import Counters
+from ananet.web.limits import Guard, Limits, RefusedError, unless_gone
+from ananet.web.openapi import FIELDS, FORM, JSON, MATCH, MATCHED, NPZ, PRUNE, PRUNED, describe
+
+# The page, a handful of kilobytes each.
+STATIC = {"index.html": "text/html", "style.css": "text/css", "page.js": "text/javascript"}
+# Detectors that come without weights of other people; whoever starts the service may allow more.
+PLAIN_DETECTORS = (DETECTOR, "orb")
+# Of one text field of a form.
+FIELD_BYTES = 4096
+# An error may repeat what the client sent.
+LONGEST_ERROR = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A pair that people without photos of their own can try."""
+
+    title: str
+    photos: tuple[bytes, bytes]
+    """As JPEG files."""
+    cameras: tuple[str, str] | None = None
+    """fx,fy,cx,cy of each."""
+
+
+class Service:
+    """What requests share: pruners and detectors, each loaded once, and the threads that use them."""
+
+    def __init__(self, limits: Limits, batcher: Batcher, pruner: str | None, detectors: Sequence[str], device: str):
+        self.limits, self.batcher, self.device = limits, batcher, device
+        default = load(pruner, device=device)
+        self.default_pruner = default.name
+        self._pruners = {default.name: SharedPruner(default, batcher)}
+        self.detectors: dict[str, Detector] = {name: load_detector(name, device=device) for name in detectors}
+        # OpenCV uses all cores for one photo already.
+        self.photo_thread = ThreadPoolExecutor(1, thread_name_prefix="ananet-photos")
+        # Text takes many times its size while it is read: not that of all clients at once.
+        self.readers = ThreadPoolExecutor(2, thread_name_prefix="ananet-reading")
+
+    def pruner_names(self) -> list[str]:
+        """Names that clients may ask for. A client's text never reaches `load`, which would open files by it."""
+        return list(dict.fromkeys([self.default_pruner, *list_pruners()]))
+
+    def pruner(self, name: str | None) -> SharedPruner:
+        name = name or self.default_pruner
+        if name not in self.pruner_names():
+            raise InputError(f"pruner: expected one of {', '.join(self.pruner_names())}, got {name[:80]!r}")
+        if name not in self._pruners:
+            self._pruners[name] = SharedPruner(self._load(name), self.batcher)
+        return self._pruners[name]
+
+    def _load(self, name: str) -> Pruner:
+        try:
+            return load(name, device=self.device)
+        except InputError as error:
+            # Such as damaged weights: no fault of the client's, and its text would tell where they are.
+            raise RuntimeError(str(error)) from None
+
+    def match(self, photos: Sequence[tuple[str, bytes]], fields: dict[str, str]) -> dict[str, Any]:
+        """All that `POST /v1/match` does."""
+        detector = fields.get("detector") or next(iter(self.detectors))
+        if detector not in self.detectors:
+            raise InputError(f"detector: expected one of {', '.join(self.detectors)}, got {detector[:80]!r}")
+        pruner = self.pruner(fields.get("pruner"))
+        with_motions = _flag("motions", fields.get("motions", "true"))
+        photo0, photo1 = (uploads.read_photo(name, data, self.limits) for name, data in photos)
+        cameras = uploads.read_cameras(fields, photo0, photo1)
+        found = match_photos(
+            photo0.pixels,
+            photo1.pixels,
+            detector=self.detectors[detector],
+            pruner=pruner,
+            K0=None if cameras.K0 is None else photo0.scaling @ cameras.K0,
+            K1=None if cameras.K1 is None else photo1.scaling @ cameras.K1,
+            device=self.device,
+            names=(photo0.name, photo1.name),
+        )
+        return answers.matched_answer(found, (photo0, photo1), cameras, pruner.decision, with_motions=with_motions)
+
+    def in_photo_thread(self, photos: Sequence[tuple[str, bytes]], fields: dict[str, str]) -> Future[dict[str, Any]]:
+        return self.photo_thread.submit(self.match, photos, fields)
+
+
+def create_app(
+    *,
+    pruner: str | None = PRUNER,
+    detectors: Sequence[str] = PLAIN_DETECTORS,
+    device: str = "auto",
+    limits: Limits | None = None,
+    token: str | None = None,
+    origins: Sequence[str] = (),
+    longest_wait: float = LONGEST_WAIT,
+    most_pairs: int = MOST_PAIRS,
+    examples: Mapping[str, Example] | None = None,
+) -> FastAPI:
+    """The page and the API as an ASGI application.
+
+    Args:
+        pruner: that is used where a client names none: anything that `load` takes. Clients may name the others of
+            `list_pruners`, without options.
+        detectors: that clients may choose from, by names that `load_detector` takes; the first one is the default.
+        device: where networks run.
+        limits: what clients may ask for.
+        token: that they must send; None for anyone.
+        origins: of other sites whose pages may call the API.
+        longest_wait, most_pairs: seconds that a pair waits for others to be pruned with, and how many they may be.
+        examples: photo pairs that the page offers, by name.
+    """
+    limits = limits or Limits()
+    if not detectors:
+        raise InputError(f"detectors: expected some of {', '.join(DETECTORS.names)}, got none")
+    counters = Counters()
+    batcher = Batcher(longest_wait, most_pairs)
+    service = Service(limits, batcher, pruner, detectors, device)
+    examples = examples or {}
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        # Requests were answered by now; threads end after what they have begun.
+        service.readers.shutdown()
+        service.photo_thread.shutdown()
+        batcher.close()
+
+    app = FastAPI(
+        title="ananet",
+        version=__version__,
+        summary="Two photos or their putative matches in, trustworthy matches out.",
+        # Swagger's and Redoc's pages come from other hosts.
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.add_middleware(Guard, limits=limits, counters=counters, token=token, origins=origins)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["authorization"]
+        )
+
+    @app.exception_handler(InputError)
+    async def wrong_input(request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": str(error)[:LONGEST_ERROR]}, 400)
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return JSONResponse({"error": str(error.detail)[:LONGEST_ERROR]}, error.status_code)
+
+    @app.post("/v1/prune", summary="Prune matches", openapi_extra=PRUNE, responses=PRUNED)
+    async def prune(request: Request) -> Response:
+        """Which of putative matches to keep.
+
+        As JSON, or as an .npz file of the same arrays (`application/x-npz`); then `pruner` is part of the query. The
+        answer comes as what `Accept` names, else as what was sent.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in (JSON, NPZ, "application/octet-stream"):
+            raise RefusedError(415, f"content-type: expected {JSON} or {NPZ}, got {kind[:80]!r}")
+        data = await request.body()
+        name = request.query_params.get("pruner")
+        read = uploads.matches_from_json if kind == JSON else uploads.matches_from_npz
+        pair, named = await unless_gone(request, service.readers.submit(read, data, limits))
+        name = named or name
+        shared = await run_in_threadpool(service.pruner, name)
+        kept = await unless_gone(request, batcher.submit(shared.pruner, pair))
+        answer = answers.pruned_answer(kept, shared.decision)
+        accepted = request.headers.get("accept", "*/*")
+        if NPZ in accepted or (kind != JSON and JSON not in accepted):
+            return Response(_npz({**answer, "mask": kept.mask, "scores": kept.scores}), media_type=NPZ)
+        return Response(json.dumps(answer, allow_nan=False), media_type=JSON)
+
+    @app.post("/v1/match", summary="Match two photos", openapi_extra=MATCH, responses=MATCHED)
+    async def match(request: Request) -> Response:
+        """Keypoints, matches, scores, the overlap and the pose of two photos.
+
+        Coordinates are pixels of the photos as viewers show them: their EXIF orientation is applied.
+        """
+        if not request.headers.get("content-type", "").lower().startswith(FORM):
+            raise RefusedError(415, f"content-type: expected {FORM} with photo0 and photo1")
+        async with request.form(max_files=2, max_fields=8, max_part_size=FIELD_BYTES) as form:
+            photos, fields = [], {}
+            for name, value in form.items():
+                if isinstance(value, UploadFile):
+                    continue
+                if name not in FIELDS:
+                    raise InputError(
+                        f"form: expected photo0, photo1 and some of {', '.join(FIELDS)}, got {name[:80]!r}"
+                    )
+                fields[name] = value
+            for name in ("photo0", "photo1"):
+                photo = form.get(name)
+                if not isinstance(photo, UploadFile):
+                    raise InputError(f"{name}: expected a photo, got {'nothing' if photo is None else 'text'}")
+                photos.append((photo.filename or name, await photo.read()))
+        answer = await unless_gone(request, service.in_photo_thread(photos, fields))
+        return Response(await run_in_threadpool(json.dumps, answer, allow_nan=False), media_type=JSON)
+
+    @app.get("/v1/pruners", summary="What can be asked for")
+    async def pruners() -> dict[str, Any]:
+        """Pruners and detectors by name, the limits, and examples."""
+        summaries = list_pruners()
+        return {
+            "default": service.default_pruner,
+            "pruners": {name: summaries.get(name, "") for name in service.pruner_names()},
+            "detectors": list(service.detectors),
+            "limits": limits.to_dict(),
+        }
+
+    @app.get("/healthz", summary="Whether the service is up")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok", "version": __version__}
+
+    @app.get("/metrics", summary="Counters for Prometheus")
+    async def metrics() -> Response:
+        now = {
+            "ananet_batches_total": batcher.batches,
+            "ananet_pairs_total": batcher.pairs,
+            "ananet_matches_total": batcher.matches,
+        }
+        return PlainTextResponse(counters.text(now), media_type="text/plain; version=0.0.4")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(describe(app.openapi()))
+
+    @app.get("/examples", include_in_schema=False)
+    async def list_examples() -> list[dict[str, Any]]:
+        return [
+            {"name": name, "title": example.title, "cameras": example.cameras} for name, example in examples.items()
+        ]
+
+    @app.get("/examples/{name}/{number}.jpg", include_in_schema=False)
+    async def example(name: str, number: str) -> Response:
+        if name not in examples or number not in ("0", "1"):
+            raise HTTPException(404, "Not Found")
+        return Response(examples[name].photos[int(number)], media_type="image/jpeg")
+
+    contents = {name: (files("ananet.web") / "static" / name).read_bytes() for name in STATIC}
+
+    @app.get("/", include_in_schema=False)
+    @app.get("/{name}", include_in_schema=False)
+    async def page(name: str = "index.html") -> Response:
+        if name not in contents:
+            raise HTTPException(404, "Not Found")
+        return Response(contents[name], media_type=STATIC[name])
+
+    return app
+
+
+def _npz(arrays: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise InputError(f"{name}: expected true or false, got {text[:80]!r}")
+    return text == "true"

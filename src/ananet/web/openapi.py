@@ -1,0 +1,127 @@
+"""The API in words: what goes into its OpenAPI description, and that description as a page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+JSON, NPZ, FORM = "application/json", "application/x-npz", "multipart/form-data"
+
+
+def _described(required: Sequence[str], **properties: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": list(required),
+        "properties": {name: {"description": words} for name, words in properties.items()},
+    }
+
+
+_MATCHES = _described(
+    ["points0", "points1"],
+    points0="[N x 2] pixels (x, y) in the first image",
+    points1="[N x 2] pixels of the same matches in the second image",
+    K0="[3 x 3] camera matrix of the first image",
+    K1="[3 x 3] camera matrix of the second image",
+    size0="(width, height) of the first image, where there is no camera matrix",
+    size1="(width, height) of the second image",
+    ratio="[N] distance to the nearest over that to the second nearest descriptor",
+    mutual="[N] whether the match is nearest in both directions",
+    scores="[N] the matcher's own confidence",
+    sizes0="[N] diameters of the keypoints in the first image",
+    sizes1="[N] diameters in the second image",
+    angles0="[N] orientations of the keypoints in the first image, in radians",
+    angles1="[N] orientations in the second image",
+    indices="[N x 2] which keypoint of each image a match joins",
+    pruner="a name from /v1/pruners (JSON only; else in the query)",
+)
+FIELDS = {
+    "detector": "a name from /v1/pruners",
+    "pruner": "a name from /v1/pruners",
+    "focal": "focal length of both in pixels",
+    "K0": "camera of the first photo as fx,fy,cx,cy",
+    "K1": "camera of the second photo as fx,fy,cx,cy",
+    "motions": "true or false: whether to tell which matches move together (default: true)",
+}
+_PHOTOS = {"photo0": "a JPEG, PNG or WebP file", "photo1": "a JPEG, PNG or WebP file"}
+_ERROR = {"content": {JSON: {"schema": _described(["error"], error="what was expected, and what came")}}}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "Something about the input is wrong", **_ERROR},
+    401: {"description": "The token is missing or wrong", **_ERROR},
+    413: {"description": "The request is too large", **_ERROR},
+    429: {"description": "Too many requests at a time", **_ERROR},
+    504: {"description": "It took too long", **_ERROR},
+}
+_PRUNED = _described(
+    ["pruner", "threshold", "mask", "scores"],
+    pruner="whose answer it is",
+    threshold="the score above which a match is kept",
+    mask="[N] which matches to keep",
+    scores="[N] how likely each match is right",
+)
+PRUNED = ERRORS | {200: {"description": "The verdict", "content": {JSON: {"schema": _PRUNED}}}}
+PRUNE = {
+    "requestBody": {"required": True, "content": {kind: {"schema": _MATCHES} for kind in (JSON, NPZ)}},
+    "parameters": [{"name": "pruner", "in": "query", "schema": {"type": "string"}}],
+}
+_MATCHED = _described(
+    [],
+    photos="of each: name, width, height, number of keypoints",
+    detector="whose keypoints they are",
+    pruner="whose verdict it is",
+    threshold="the score above which a match is kept",
+    kept="how many are",
+    points0="[N x 2] pixels (x, y) in the first photo, upright as it was sent",
+    points1="[N x 2] pixels in the second photo",
+    mask="[N] which matches to keep",
+    scores="[N] how likely each match is right",
+    ratio="[N] distance to the nearest over that to the second nearest descriptor",
+    mutual="[N] whether the match is nearest in both directions",
+    sizes0="[N] diameters of the keypoints in the first photo, or null",
+    sizes1="[N] diameters in the second photo, or null",
+    indices="[N x 2] which keypoint of each photo a match joins",
+    conflicting="[N] whether a better match shares one of its points and lies apart in the other photo",
+    overlap="whether the photos show the same scene: found, consistent, tested, log10_false_alarms, in_words",
+    cameras="source (given, exif or null), K0 and K1",
+    pose="R and t (X1 = R X0 + t, t of length 1), inliers, parallax_degrees, rotation_only, estimator; or null",
+    pose_in_words="how the camera moved",
+    fundamental="[3 x 3] F with p1^T F p0 = 0 in pixels, or null",
+    motions="which matches move together: count, motions, and labels [N], -1 for none; or null",
+    milliseconds="of each step",
+)
+MATCHED = ERRORS | {200: {"description": "What became of the photos", "content": {JSON: {"schema": _MATCHED}}}}
+MATCH = {
+    "requestBody": {
+        "required": True,
+        "content": {FORM: {"schema": _described(list(_PHOTOS), **_PHOTOS, **FIELDS)}},
+    }
+}
+
+
+def describe(openapi: dict[str, Any]) -> str:
+    """The description of the API as a page that needs nothing but itself."""
+    parts = [f"<h1>{html.escape(openapi['info']['title'])} {html.escape(openapi['info']['version'])}</h1>"]
+    parts.append(f"<p>{html.escape(openapi['info']['summary'])} The same for programs: ")
+    parts.append('<a href="/openapi.json">openapi.json</a>. <a href="/">The page</a>.</p>')
+    for path, methods in openapi["paths"].items():
+        for method, of in methods.items():
+            parts.append(f"<h2><code>{method.upper()} {html.escape(path)}</code> {html.escape(of['summary'])}</h2>")
+            parts.append(f"<p>{html.escape(of.get('description', '')).replace('`', '')}</p>")
+            for kind, body in of.get("requestBody", {}).get("content", {}).items():
+                parts.append(f"<h3>Body: {html.escape(kind)}</h3>{_fields(body['schema'])}")
+            for status, answer in of["responses"].items():
+                parts.append(f"<h3>{html.escape(status)}: {html.escape(answer['description'])}</h3>")
+                parts += [_fields(body.get("schema", {})) for body in answer.get("content", {}).values()]
+    style = '<link rel="stylesheet" href="/style.css"><link rel="icon" href="data:,">'
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>ananet: API</title>{style}'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body class="words">{"".join(parts)}</body></html>'
+
+
+def _fields(schema: dict[str, Any]) -> str:
+    required = schema.get("required", ())
+    rows = [
+        f"<tr><td><code>{html.escape(name)}</code></td><td>{'required' if name in required else ''}</td>"
+        f"<td>{html.escape(of.get('description', ''))}</td></tr>"
+        for name, of in schema.get("properties", {}).items()
+    ]
+    return f"<table>{''.join(rows)}</table>" if rows else ""

@@ -1,0 +1,214 @@
+"""What clients send, checked before it is used: matches as JSON or .npz, photos, cameras. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import struct
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from ananet.cameras import camera_matrix, centred_camera
+from ananet.checks import check_positive
+from ananet.correspondences import Correspondences
+from ananet.errors import InputError
+from ananet.images import LONGEST, SHORTEST, _focal_over_longest_side, _read_tags, _scan_jpeg, resize
+from ananet.stored_matches import OPTIONAL, REQUIRED, _entries, _read_array
+from ananet.web.limits import Limits
+
+# What errors call an .npz file that has no name.
+NPZ = Path("npz")
+# Numbers of 8 bytes that a match has at most, with room for headers.
+NUMBERS_OF_A_MATCH, HEADERS_BYTES = 16, 65_536
+# A directory of hundreds of thousands of entries takes seconds to read.
+MOST_ENTRIES = 64
+
+
+def matches_from_json(data: bytes, limits: Limits) -> tuple[Correspondences, str | None]:
+    """Matches, and the name of the pruner that is asked for."""
+    try:
+        given = json.loads(data)
+    except (ValueError, RecursionError):
+        raise InputError("body: expected a JSON object with points0 and points1, got none") from None
+    if not isinstance(given, dict):
+        raise InputError(f"body: expected a JSON object with points0 and points1, got {type(given).__name__}")
+    pruner = given.pop("pruner", None)
+    if pruner is not None and not isinstance(pruner, str):
+        raise InputError(f"pruner: expected a name, got {type(pruner).__name__}")
+    missing = [name for name in REQUIRED if name not in given]
+    unknown = sorted(set(given) - {*REQUIRED, *OPTIONAL})
+    if missing or unknown:
+        raise InputError(
+            f"body: expected {', '.join(REQUIRED)} and optionally {', '.join((*OPTIONAL, 'pruner'))}, "
+            f"got {_shown(', '.join(given)) or 'nothing'}"
+        )
+    for name, values in given.items():
+        if values is not None and not isinstance(values, list):
+            raise InputError(f"{name}: expected a list of numbers, got {type(values).__name__}")
+        _check_count(name, len(values or ()), limits)
+    return Correspondences(**{name: values for name, values in given.items() if values is not None}), pruner
+
+
+def matches_from_npz(data: bytes, limits: Limits) -> tuple[Correspondences, None]:
+    """Matches from an .npz file, which names no pruner. What it would unpack to is checked before it is unpacked."""
+    if data.startswith(b"\x93NUMPY"):
+        raise InputError(f"{NPZ}: expected an .npz file, got a single array")
+    try:
+        if data.count(b"PK\x01\x02") > MOST_ENTRIES:
+            raise InputError(f"{NPZ}: expected at most {MOST_ENTRIES} arrays, got more")
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = _entries(NPZ, archive, REQUIRED)
+            most = 8 * NUMBERS_OF_A_MATCH * limits.matches + HEADERS_BYTES
+            size = sum(info.file_size for info in entries.values())
+            if size > most:
+                raise InputError(f"{NPZ}: expected at most {most:,} bytes of arrays, got {size:,}")
+            arrays = {name: _read_array(f"{NPZ}: {name}", archive, entry) for name, entry in entries.items()}
+    except InputError:
+        raise
+    except Exception:
+        # A damaged file raises whatever the library that meets the damage likes to raise.
+        raise InputError(f"{NPZ}: not a readable .npz file of plain arrays") from None
+    for name, values in arrays.items():
+        _check_count(name, len(values) if values.ndim else 0, limits)
+    return Correspondences(**arrays), None
+
+
+def _check_count(name: str, count: int, limits: Limits) -> None:
+    if count > limits.matches:
+        raise InputError(f"{name}: expected at most {limits.matches:,} matches, got {count:,}")
+
+
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """A photo as it is worked on, and as it was sent."""
+
+    name: str
+    pixels: np.ndarray
+    """[H x W x 3] uint8 BGR, upright, and reduced where it was large."""
+    scaling: np.ndarray
+    """[3 x 3] from pixels of the upright photo that was sent to these."""
+    size: tuple[int, int]
+    """(width, height) of the upright photo that was sent."""
+    exif_focal: float | None
+    """In pixels of the photo that was sent."""
+
+
+def read_photo(name: str, data: bytes, limits: Limits) -> Photo:
+    """A photo from the bytes of a JPEG, PNG or WebP file; its size is checked before its pixels are decoded."""
+    name = _shown(name) or "photo"
+    size = photo_size(data)
+    if size is None:
+        raise InputError(f"{name}: expected a JPEG, PNG or WebP photo, got something else")
+    width, height = size
+    if width * height > limits.pixels:
+        raise InputError(f"{name}: expected at most {limits.pixels:,} pixels, got {width} x {height}")
+    try:
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    except (cv2.error, MemoryError):
+        pixels = None
+    if pixels is None:
+        raise InputError(f"{name}: not an image that OpenCV can read")
+    height, width = pixels.shape[:2]
+    scale = limits.longest_side / max(width, height)
+    reduced, scaling = resize(pixels, scale) if scale < 1 else (pixels, np.eye(3))
+    return Photo(name, reduced, scaling, (width, height), _exif_focal(data))
+
+
+def photo_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height that the header of a JPEG, PNG or WebP file tells; None for anything else."""
+    try:
+        if data.startswith(b"\xff\xd8"):
+            size = _scan_jpeg(io.BytesIO(data))[1]
+        elif data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
+            size = struct.unpack_from(">II", data, 16)
+        elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+            size = _webp_size(data)
+        else:
+            return None
+    except (struct.error, ValueError):
+        return None
+    return None if size is None or min(size) < 1 else size
+
+
+def _webp_size(data: bytes) -> tuple[int, int] | None:
+    """As the WebP container specification and RFC 6386 put it."""
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if kind == b"VP8L" and data[20:21] == b"\x2f":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if kind == b"VP8 " and data[23:26] == b"\x9d\x01\x2a":
+        width, height = struct.unpack_from("<HH", data, 26)
+        return width & 0x3FFF, height & 0x3FFF
+    return None
+
+
+def _exif_focal(data: bytes) -> float | None:
+    try:
+        exif, size = _scan_jpeg(io.BytesIO(data))
+        if exif is None or size is None:
+            return None
+        focal = _focal_over_longest_side(_read_tags(exif), max(size)) * max(size)
+    except (ArithmeticError, ValueError, LookupError, struct.error):
+        return None
+    return focal if SHORTEST * max(size) <= focal <= LONGEST * max(size) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Cameras:
+    """Camera matrices of the photos that were sent, and where they come from: "given", "exif" or None."""
+
+    source: str | None = None
+    K0: np.ndarray | None = None
+    K1: np.ndarray | None = None
+
+
+def read_cameras(fields: dict[str, str], photo0: Photo, photo1: Photo) -> Cameras:
+    """As asked for by K0 and K1 (fx,fy,cx,cy) or by focal, else as EXIF tells."""
+    given = {name: fields[name] for name in ("K0", "K1") if fields.get(name)}
+    focal = fields.get("focal")
+    if given:
+        if focal:
+            raise InputError("focal: expected either focal or K0 and K1, got both")
+        if len(given) < 2:
+            raise InputError(f"K0 and K1: expected both or neither, got {next(iter(given))} alone")
+        return Cameras("given", *(_camera(name, text) for name, text in given.items()))
+    if focal:
+        (pixels,) = _numbers("focal", focal, 1, "a number of pixels")
+        check_positive("focal", pixels, " of pixels")
+        return Cameras("given", *(centred_camera(pixels, photo.size) for photo in (photo0, photo1)))
+    if photo0.exif_focal is None or photo1.exif_focal is None:
+        return Cameras()
+    return Cameras(
+        "exif", centred_camera(photo0.exif_focal, photo0.size), centred_camera(photo1.exif_focal, photo1.size)
+    )
+
+
+def _camera(name: str, text: str) -> np.ndarray:
+    fx, fy, cx, cy = _numbers(name, text, 4, "fx,fy,cx,cy")
+    if fx <= 0 or fy <= 0:
+        raise InputError(f"{name}: expected positive focal lengths, got fx={fx:g}, fy={fy:g}")
+    return camera_matrix(fx, fy, cx, cy)
+
+
+def _numbers(name: str, text: str, count: int, expected: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if len(found) != count or not all(map(math.isfinite, found)):
+        raise InputError(f"{name}: expected {expected}, got {_shown(text)!r}")
+    return found
+
+
+def _shown(text: Any) -> str:
+    """A client's text as one may print it: short, of signs that can be seen."""
+    name = str(text).replace("\\", "/").rpartition("/")[2]
+    return "".join(sign for sign in name if sign.isprintable())[:80]

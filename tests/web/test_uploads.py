@@ -1,0 +1,197 @@
+import io
+import json
+import struct
+import zipfile
+
+import cv2
+import numpy as np
+import pytest
+
+from ananet import InputError
+from ananet.web.limits import Limits
+from ananet.web.uploads import matches_from_json, matches_from_npz, photo_size, read_cameras, read_photo
+from tests.photos import photo
+from tests.web.conftest import encoded
+
+POINTS = np.random.default_rng(0).uniform(0, 600, (40, 2))
+GOOD = {"points0": POINTS.tolist(), "points1": POINTS.tolist()}
+
+
+def npz(**arrays) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def png_header(width: int, height: int) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sIIBBBBB", 13, b"IHDR", width, height, 8, 2, 0, 0, 0)
+
+
+def jpeg_header(width: int, height: int) -> bytes:
+    frame = struct.pack(">BHHB", 8, height, width, 3) + bytes(9)
+    return b"\xff\xd8\xff\xc0" + struct.pack(">H", 2 + len(frame)) + frame
+
+
+def test_matches_as_json_and_npz_are_the_same(problem):
+    m = problem.matches
+    given = {name: getattr(m, name).numpy() for name in ("points0", "points1", "K0", "K1", "ratio", "mutual")}
+    from_json, pruner = matches_from_json(
+        json.dumps({name: values.tolist() for name, values in given.items()} | {"pruner": "lpm"}).encode(), Limits()
+    )
+    from_npz, _ = matches_from_npz(npz(**given), Limits())
+    assert pruner == "lpm" and from_json.given_as_numpy and from_npz.given_as_numpy
+    for name, values in given.items():
+        np.testing.assert_allclose(getattr(from_npz, name), values)
+        np.testing.assert_allclose(getattr(from_json, name), values)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "body: expected a JSON object"),
+        (b"{", "body: expected a JSON object"),
+        (b"\xff\xfe\x00", "body: expected a JSON object"),
+        (b"[" * 100_000, "body: expected a JSON object"),
+        (b"[1]", "got list"),
+        (json.dumps({"points0": []}).encode(), "expected points0, points1 and optionally K0"),
+        (json.dumps(GOOD | {"path": "/etc/passwd"}).encode(), "got points0, points1, path"),
+        (json.dumps(GOOD | {"points0": "abc"}).encode(), "points0: expected a list of numbers, got str"),
+        (json.dumps(GOOD | {"points0": [[1], [2, 3]]}).encode(), "points0: expected an array of numbers"),
+        (json.dumps(GOOD | {"points0": [["a", "b"]] * 40}).encode(), "points0: expected an array of numbers"),
+        (json.dumps(GOOD | {"points0": [[float("nan"), 0]] * 40}).encode(), "points0: expected finite numbers"),
+        (json.dumps(GOOD | {"points0": POINTS[1:].tolist()}).encode(), "expected the same number of rows"),
+        (json.dumps(GOOD | {"pruner": 3}).encode(), "pruner: expected a name"),
+        (json.dumps(GOOD | {"K0": [[1]]}).encode(), "K0 and K1: expected both"),
+    ],
+)
+def test_wrong_json(data, message):
+    with pytest.raises(InputError, match=message):
+        matches_from_json(data, Limits())
+
+
+def many_entries() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for number in range(100):
+            archive.writestr(f"a{number}.npy", b"")
+    return file.getvalue()
+
+
+def single() -> bytes:
+    file = io.BytesIO()
+    np.save(file, POINTS)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "npz: not a readable .npz file"),
+        (b"hello", "npz: not a readable .npz file"),
+        (single(), "npz: expected an .npz file, got a single array"),
+        (npz(points0=POINTS), "npz: expected arrays points0, points1"),
+        (
+            npz(points0=np.array([{}], dtype=object), points1=POINTS),
+            "points0: expected real numbers, got an array of Py",
+        ),
+        (npz(points0=POINTS * np.nan, points1=POINTS), "points0: expected finite numbers"),
+        (npz(points0=POINTS, points1=POINTS)[:-30], "npz: not a readable .npz file"),
+        (npz(points0=np.zeros((20_000_000, 2), np.int8), points1=POINTS), "expected at most .* bytes of arrays"),
+        (npz(points0=np.zeros((12_000, 2), np.int8), points1=POINTS), "points0: expected at most 10,000 matches"),
+        (npz(points0=np.float64(3), points1=POINTS), r"points0: expected shape \(N, 2\)"),
+        (many_entries(), "expected at most 64 arrays"),
+    ],
+)
+def test_wrong_npz(data, message):
+    with pytest.raises(InputError, match=message):
+        matches_from_npz(data, Limits())
+
+
+def test_too_many_matches():
+    with pytest.raises(InputError, match="points0: expected at most 39 matches, got 40"):
+        matches_from_json(json.dumps(GOOD).encode(), Limits(matches=39))
+    assert len(matches_from_json(json.dumps(GOOD).encode(), Limits(matches=40))[0]) == 40
+
+
+@pytest.mark.parametrize("kind", [".jpg", ".png", ".webp"])
+def test_the_size_is_known_before_decoding(kind):
+    assert photo_size(encoded(photo(200, 120), kind)) == (200, 120)
+
+
+def test_the_size_of_every_kind_of_webp():
+    pixels = photo(200, 120)
+    lossy = cv2.imencode(".webp", pixels, [cv2.IMWRITE_WEBP_QUALITY, 60])[1].tobytes()
+    lossless = cv2.imencode(".webp", pixels, [cv2.IMWRITE_WEBP_QUALITY, 101])[1].tobytes()
+    extended = b"RIFF\0\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0" + (199).to_bytes(3, "little") + (119).to_bytes(3, "little")
+    assert {lossy[12:16], lossless[12:16]} == {b"VP8 ", b"VP8L"}
+    assert photo_size(lossy) == photo_size(lossless) == photo_size(extended) == (200, 120)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "a.jpg: expected a JPEG, PNG or WebP photo"),
+        (b"hello, world", "a.jpg: expected a JPEG, PNG or WebP photo"),
+        (b"\xff\xd8", "a.jpg: expected a JPEG, PNG or WebP photo"),
+        (encoded(photo(), ".tiff"), "a.jpg: expected a JPEG, PNG or WebP photo"),
+        (png_header(10_000, 10_000), "a.jpg: expected at most 40,000,000 pixels, got 10000 x 10000"),
+        (jpeg_header(10_000, 10_000), "a.jpg: expected at most 40,000,000 pixels, got 10000 x 10000"),
+        (png_header(0, 10), "a.jpg: expected a JPEG, PNG or WebP photo"),
+        (png_header(64, 64), "a.jpg: not an image that OpenCV can read"),
+        (jpeg_header(64, 64), "a.jpg: not an image that OpenCV can read"),
+    ],
+)
+def test_wrong_photos(data, message):
+    with pytest.raises(InputError, match=message):
+        read_photo("a.jpg", data, Limits())
+
+
+def test_names_of_files_are_shown_without_folders_and_odd_signs():
+    for name in ("/home/me/a.jpg", "C:\\photos\\a.jpg", "a\n.jpg\x1b", "../../a.jpg"):
+        with pytest.raises(InputError, match=r"^a.jpg: expected"):
+            read_photo(name, b"", Limits())
+    with pytest.raises(InputError) as caught:
+        read_photo("x" * 5000, b"", Limits())
+    assert len(str(caught.value)) < 200
+
+
+def test_large_photos_are_reduced():
+    read = read_photo("a.png", encoded(photo(400, 300), ".png"), Limits(longest_side=200))
+    assert read.size == (400, 300) and read.pixels.shape == (150, 200, 3)
+    # The photo's corner stays where it is: half a pixel before the first one's centre.
+    np.testing.assert_allclose(read.scaling @ [-0.5, -0.5, 1], [-0.5, -0.5, 1])
+    whole = read_photo("a.png", encoded(photo(400, 300), ".png"), Limits())
+    assert whole.pixels.shape == (300, 400, 3) and (whole.scaling == np.eye(3)).all()
+
+
+def test_cameras():
+    one = read_photo("a.png", encoded(photo(400, 300), ".png"), Limits())
+    assert read_cameras({}, one, one).source is None
+    given = read_cameras({"focal": "500"}, one, one)
+    assert given.source == "given" and given.K0[0].tolist() == [500, 0, 199.5]
+    given = read_cameras({"K0": "500,501,200,150", "K1": "600,600,200,150"}, one, one)
+    assert given.K0[1].tolist() == [0, 501, 150] and given.K1[0, 0] == 600
+    for fields, message in (
+        ({"focal": "abc"}, "focal: expected a number of pixels, got 'abc'"),
+        ({"focal": "-3"}, "focal: expected a positive number"),
+        ({"focal": "nan"}, "focal: expected a number"),
+        ({"K0": "1,2,3,4"}, "K0 and K1: expected both or neither"),
+        ({"K0": "1,2,3", "K1": "1,2,3,4"}, "K0: expected fx,fy,cx,cy"),
+        ({"K0": "0,2,3,4", "K1": "1,2,3,4"}, "K0: expected positive focal lengths"),
+        ({"K0": "1,2,3,4", "K1": "1,2,3,4", "focal": "3"}, "focal: expected either"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_cameras(fields, one, one)
+
+
+def test_focal_length_from_exif(tmp_path):
+    from ananet.images import exif_focal
+
+    tags = struct.pack("<2sHIHHHIHHI", b"II", 42, 8, 1, 0xA405, 3, 1, 36, 0, 0)
+    segment = b"Exif\0\0" + tags
+    data = encoded(photo(400, 300))
+    data = data[:2] + b"\xff\xe1" + struct.pack(">H", 2 + len(segment)) + segment + data[2:]
+    (tmp_path / "a.jpg").write_bytes(data)
+    read = read_photo("a.jpg", data, Limits())
+    assert read.exif_focal == exif_focal(tmp_path / "a.jpg") == 400
+    assert read_cameras({}, read, read).source == "exif"
