@@ -110,6 +110,7 @@ def test_groups_of_similar_size():
     assert groups == [[2, 3], [1, 6, 4]]
     assert list(learned.groups_of_similar_size([], 10)) == []
     assert list(learned.groups_of_similar_size([50, 50], 10)) == [[0], [1]], "a pair above the limit goes alone"
+    assert list(learned.groups_of_similar_size([60, 55, 40, 38], 1000, most=50)) == [[0], [1], [2, 3]]
 
 
 def test_half_precision_points_are_answered_in_single(weights, problem):

@@ -24,6 +24,8 @@ from ananet.pruners.base import LARGEST_LOGIT, Pruned, Pruner, answer, check_pai
 THRESHOLD, CONFLICT_ODDS = 0.4, 30.0
 # Matches that go through the network at once, padding included: enough to fill a GPU, little enough to fit.
 MATCHES_AT_ONCE = 65_536
+# On a CPU pairs gain by company only while they are small: masks of padding take twice the time of the network alone.
+MOST_IN_COMPANY_ON_CPU = 250
 
 
 class LearnedPruner(Pruner):
@@ -80,7 +82,8 @@ class LearnedPruner(Pruner):
         # Where there is nothing to score, cameras or sizes may be missing too.
         empty = {number: pair for number, pair in enumerate(pairs) if len(pair) == 0}
         answers = {number: answer(pair, pair.points0[:, 0], self) for number, pair in empty.items()}
-        groups = list(groups_of_similar_size([len(pair) for pair in pairs], MATCHES_AT_ONCE))
+        most = MOST_IN_COMPANY_ON_CPU if self.device.type == "cpu" else MATCHES_AT_ONCE
+        groups = list(groups_of_similar_size([len(pair) for pair in pairs], MATCHES_AT_ONCE, most))
         for number, group in enumerate(groups):
             found = self._logits([pairs[i] for i in group], self._progress_of_group(number, len(groups)))
             for index, logits in zip(group, found, strict=True):
@@ -132,8 +135,11 @@ def check_odds(conflict_odds: float) -> float:
     return conflict_odds
 
 
-def groups_of_similar_size(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+def groups_of_similar_size(lengths: Sequence[int], limit: int, most: int | None = None) -> Iterator[list[int]]:
     """Indices grouped so that a group, padded to its longest member, stays within the limit; empty ones are left out.
+
+    Args:
+        most: what is longer than this goes alone.
 
     >>> list(groups_of_similar_size([5, 100, 6, 90], limit=200))
     [[1, 3], [2, 0]]
@@ -144,7 +150,7 @@ def groups_of_similar_size(lengths: Sequence[int], limit: int) -> Iterator[list[
             longest = lengths[group[0]]
             too_large = (len(group) + 1) * longest > limit
             mostly_padding = lengths[index] * 2 < longest
-            if too_large or mostly_padding:
+            if too_large or mostly_padding or (most is not None and longest > most):
                 yield group
                 group = []
         group.append(index)
