@@ -1,0 +1,446 @@
+"""What there is to prune: pairs in files, listed in parts. The same input always gives the same parts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ananet.cameras import centred_camera
+from ananet.correspondences import Correspondences
+from ananet.errors import InputError, MissingExtraError
+from ananet.estimators import Pose
+from ananet.features import Detector, Features, load_detector, match
+from ananet.files import atomic_path, check_file
+from ananet.images import exif_focal, read_image
+from ananet.integrations import hloc
+from ananet.integrations.colmap_database import Pair as ImagePair
+from ananet.integrations.colmap_database import join, open_database
+from ananet.pipeline import find_features
+from ananet.pruners import Pruned
+from ananet.stored_matches import OPTIONAL, REQUIRED, read_matches
+
+# Features of photos that a process remembers, a megabyte each: a list of pairs often has one photo in many lines.
+PHOTOS_REMEMBERED = 128
+SHAPES = {"points0": (-1, 2), "points1": (-1, 2), "K0": (3, 3), "K1": (3, 3), "indices": (-1, 2)}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some pairs of one file, which are read, pruned and written together."""
+
+    source: str
+    """The file, as seen from the folder of the input."""
+    first: int
+    """Where they begin: the number of a database's pair, the row of a table, the byte of a list."""
+    count: int
+    names: tuple[str, ...] = ()
+    """Of the pairs, where nothing but a name tells them apart."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """One pair of photos on its way through the stages."""
+
+    source: str
+    key: str | None = None
+    """Which pair of the source it is, where that has several."""
+    name0: str | None = None
+    name1: str | None = None
+    matches: Correspondences | None = None
+    """What the pruner gets to see; None for a pair that failed."""
+    usable: np.ndarray | None = None
+    """[N] bool: which of the input's matches these are; None for all."""
+    cameras_known: bool = False
+    """Both of them, so that there can be a pose."""
+    kept: Pruned | None = None
+    pose: Pose | None = None
+    overlap: bool | None = None
+    """Whether the photos show the same thing; None where too little is known of the matches to tell."""
+    error: str | None = None
+
+    def failed(self, error: Exception) -> Pair:
+        """The same pair with nothing but what went wrong."""
+        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        return Pair(self.source, self.key, self.name0, self.name1, error=reason)
+
+
+def attempt(pair: Pair, step: Callable[[Pair], Pair]) -> Pair:
+    """A step of one pair; whatever it raises is noted, and the others go on."""
+    if pair.error is not None:
+        return pair
+    try:
+        return step(pair)
+    except Exception as error:
+        return pair.failed(error)
+
+
+class Source(ABC):
+    """Pairs in files of one kind. It travels to other processes, and so holds no open file.
+
+    Args:
+        folder: of the input.
+        files: as seen from there, sorted.
+    """
+
+    suffix: str
+    has_indices = False
+    """Whether the answer has to say which keypoints the matches join, as the input has no matches."""
+
+    def __init__(self, folder: Path, files: Sequence[str]) -> None:
+        self.folder, self.files = folder, list(files)
+
+    def parts(self, size: int) -> Iterator[Part]:
+        """All pairs, at most `size` in a part. A file that cannot be read is a part of one pair, which will fail."""
+        for name in self.files:
+            try:
+                yield from self.parts_of(name, size)
+            except InputError:
+                yield Part(name, 0, 1)
+
+    def read(self, part: Part) -> Iterator[Pair]:
+        try:
+            yield from self.pairs_of(part)
+        except Exception as error:
+            yield Pair(part.source).failed(error)
+
+    @abstractmethod
+    def parts_of(self, name: str, size: int) -> Iterator[Part]:
+        """Of one file."""
+
+    @abstractmethod
+    def pairs_of(self, part: Part) -> Iterator[Pair]:
+        """The pairs of a part, in order; a bad one carries its error, a bad file raises."""
+
+
+class Databases(Source):
+    """COLMAP databases."""
+
+    suffix = ".db"
+
+    def parts_of(self, name: str, size: int) -> Iterator[Part]:
+        with open_database(self.folder / name) as database:
+            query = "SELECT pair_id FROM matches WHERE rows > 0 ORDER BY pair_id"
+            numbers = [number for (number,) in database.connection.execute(query)]
+        for some in _slices(numbers, size):
+            yield Part(name, some[0], len(some))
+
+    def pairs_of(self, part: Part) -> Iterator[Pair]:
+        with open_database(self.folder / part.source) as database:
+            query = "SELECT pair_id FROM matches WHERE rows > 0 AND pair_id >= ? ORDER BY pair_id LIMIT ?"
+            numbers = [number for (number,) in database.connection.execute(query, (part.first, part.count))]
+
+            def joined(pair: Pair) -> Pair:
+                images = ImagePair.of(int(pair.key or 0))
+                query = "SELECT name FROM images WHERE image_id = ?"
+                rows = [database.connection.execute(query, (image,)).fetchone() for image in images]
+                pair = replace(pair, name0=rows[0] and rows[0][0], name1=rows[1] and rows[1][0])
+                first, second = (database.view(image) for image in images)
+                indices = np.frombuffer(database.read_matches(images) or b"", np.uint32).reshape(-1, 2)
+                matches, usable = join(first, second, indices)
+                known = first.K is not None and second.K is not None
+                return replace(pair, matches=matches, usable=usable, cameras_known=known)
+
+            for number in numbers:
+                yield attempt(Pair(part.source, str(number)), joined)
+
+
+class HlocFiles(Source):
+    """hloc's matches, and the features that belong to them: all .h5 files of a folder."""
+
+    suffix = ".h5"
+
+    def __init__(self, folder: Path, files: Sequence[str]) -> None:
+        with ExitStack() as opened:
+            found = {name: opened.enter_context(hloc._opened(folder / name)) for name in files}
+            matched = [name for name, file in found.items() if hloc._groups_with(file, "matches0")]
+        super().__init__(folder, matched)
+        self.features = tuple(folder / name for name in files if name not in matched)
+        if not self.features or not matched:
+            raise InputError(f"{folder}: expected hloc's features and matches, got {', '.join(files)}")
+
+    def parts_of(self, name: str, size: int) -> Iterator[Part]:
+        with hloc._opened(self.folder / name) as file:
+            groups = sorted(hloc._groups_with(file, "matches0"))
+        for number, some in enumerate(_slices(groups, size)):
+            yield Part(name, number * size, len(some), tuple(some))
+
+    def pairs_of(self, part: Part) -> Iterator[Pair]:
+        images = _hloc_images(self.features)
+        with hloc._opened(self.folder / part.source) as file:
+
+            def joined(pair: Pair) -> Pair:
+                stored = images.pair(file[pair.key])
+                pair = replace(pair, name0=stored.name0, name1=stored.name1)
+                return replace(pair, matches=images.correspondences(stored, descriptors=False))
+
+            for group in part.names:
+                yield attempt(Pair(part.source, group), joined)
+
+
+@lru_cache(maxsize=1)
+def _hloc_images(paths: tuple[Path, ...]) -> hloc.Images:
+    """Opened once in a process, and left open: listing a million photos takes a minute."""
+    h5py = hloc._import_h5py()
+    return hloc.Images({path: h5py.File(path, "r") for path in paths})
+
+
+class MatchFiles(Source):
+    """Matches in .npz files, a pair in each."""
+
+    suffix = ".npz"
+
+    def parts(self, size: int) -> Iterator[Part]:
+        for number, some in enumerate(_slices(self.files, size)):
+            yield Part("", number * size, len(some), tuple(some))
+
+    def parts_of(self, name: str, size: int) -> Iterator[Part]:
+        raise AssertionError("a part holds many files")
+
+    def pairs_of(self, part: Part) -> Iterator[Pair]:
+        def read(pair: Pair) -> Pair:
+            matches = read_matches(self.folder / pair.source)
+            return replace(pair, matches=matches, cameras_known=matches.calibrated)
+
+        for name in part.names:
+            yield attempt(Pair(name), read)
+
+
+class Tables(Source):
+    """Matches in Parquet files, a pair in each row: columns named as the arrays of an .npz file, lists of numbers."""
+
+    suffix = ".parquet"
+
+    def parts_of(self, name: str, size: int) -> Iterator[Part]:
+        count = _open_table(self.folder / name).metadata.num_rows
+        for first in range(0, count, size):
+            yield Part(name, first, min(size, count - first))
+
+    def pairs_of(self, part: Part) -> Iterator[Pair]:
+        file = _open_table(self.folder / part.source)
+        # Only the row groups that have some of these rows are read.
+        groups = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+        starts = np.concatenate([[0], np.cumsum(groups)])
+        needed = np.flatnonzero((starts[1:] > part.first) & (starts[:-1] < part.first + part.count))
+        columns = [name for name in file.schema_arrow.names if name in (*REQUIRED, *OPTIONAL, "name0", "name1")]
+        rows = file.read_row_groups(needed.tolist(), columns=columns)
+        rows = rows.slice(part.first - int(starts[needed[0]]), part.count)
+
+        def read(pair: Pair) -> Pair:
+            row = {name: rows[name][int(pair.key or 0) - part.first] for name in rows.column_names}
+            names = {name: row.pop(name).as_py() for name in ("name0", "name1") if name in row}
+            arrays = {
+                name: _numbers(value).reshape(SHAPES.get(name, (-1,))) for name, value in row.items() if value.is_valid
+            }
+            missing = [name for name in REQUIRED if name not in arrays]
+            if missing:
+                raise InputError(f"row {pair.key}: expected {' and '.join(REQUIRED)}, got no {', '.join(missing)}")
+            matches = Correspondences(**arrays)
+            return replace(pair, **names, matches=matches, cameras_known=matches.calibrated)
+
+        for number in range(part.first, part.first + part.count):
+            yield attempt(Pair(part.source, str(number)), read)
+
+
+def import_parquet() -> ModuleType:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtraError("pyarrow", "ray") from None
+    return parquet
+
+
+def _open_table(path: Path) -> Any:
+    parquet = import_parquet()
+    try:
+        return parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
+
+
+def _numbers(value: Any) -> np.ndarray:
+    """A list of numbers, or of lists of numbers, flat."""
+    values = value.values
+    while hasattr(values, "flatten") and values.type.num_fields:
+        values = values.flatten()
+    return values.to_numpy(zero_copy_only=False)
+
+
+class PhotoPairs(Source):
+    """Photos of a folder, and a text file with two of their names a line (a tab between them where names have blanks).
+
+    Args:
+        folder: of the photos.
+        listed: the text file.
+        features: the folder where `detect` puts what it finds, once for each photo.
+        detector, max_keypoints: as `load_detector` takes them.
+        focal: of all photos, in pixels; None for what EXIF says.
+        use_exif: whether EXIF is asked.
+    """
+
+    suffix = ".txt"
+    has_indices = True
+
+    def __init__(
+        self,
+        folder: Path,
+        listed: Path,
+        features: Path,
+        detector: str,
+        max_keypoints: int,
+        focal: float | None = None,
+        use_exif: bool = True,
+    ) -> None:
+        check_file(listed)
+        super().__init__(folder, [listed.name])
+        self.listed = listed.resolve()
+        self.features, self.detector, self.max_keypoints = features, detector, max_keypoints
+        self.focal, self.use_exif = focal, use_exif
+
+    def parts_of(self, name: str, size: int) -> Iterator[Part]:
+        first, count, place = 0, 0, 0
+        with self.listed.open("rb") as file:
+            for line in file:
+                if _is_pair(line):
+                    if count == size:
+                        yield Part(name, first, count)
+                        first, count = place, 0
+                    count += 1
+                place += len(line)
+        if count:
+            yield Part(name, first, count)
+
+    def pairs_of(self, part: Part) -> Iterator[Pair]:
+        for line in self._lines(part):
+            yield attempt(Pair(part.source), partial(self._read_line, line))
+
+    def photos(self) -> list[str]:
+        """The names of all photos that are listed, once each."""
+        found: dict[str, None] = {}
+        with self.listed.open("rb") as file:
+            for line in file:
+                if _is_pair(line):
+                    with suppress(InputError):
+                        found.update(dict.fromkeys(_two_names(line)))
+        return list(found)
+
+    def load_detector(self, device: str) -> Detector:
+        return load_detector(self.detector, device=device, max_keypoints=self.max_keypoints)
+
+    def detect(self, name: str, detector: Detector) -> None:
+        """Finds and writes the features of a photo, or why there are none."""
+        path = self._features_of(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            photo = self.folder / name
+            found = find_features(detector, read_image(photo), name, photo)
+            arrays = {key: value for key, value in vars(found).items() if value is not None}
+            arrays |= {"image_size": np.array(found.image_size)}
+            focal = exif_focal(photo) if self.use_exif else None
+            if focal is not None:
+                arrays["focal"] = np.array(focal)
+        except Exception as error:
+            arrays = {"error": np.array(Pair(name).failed(error).error)}
+        with atomic_path(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+
+    def is_detected(self, name: str, again: bool) -> bool:
+        """Whether the features of a photo are there; with `again`, a photo that failed counts as one without."""
+        path = self._features_of(name)
+        if not path.is_file():
+            return False
+        if not again:
+            return True
+        with np.load(path, allow_pickle=False) as stored:
+            return "error" not in stored
+
+    def _features_of(self, name: str) -> Path:
+        return self.features / f"{name}.npz"
+
+    def _lines(self, part: Part) -> Iterator[bytes]:
+        left = part.count
+        with self.listed.open("rb") as file:
+            file.seek(part.first)
+            for line in file:
+                if _is_pair(line):
+                    yield line
+                    left -= 1
+                if not left:
+                    return
+
+    def _read_line(self, line: bytes, pair: Pair) -> Pair:
+        name0, name1 = _two_names(line)
+        return attempt(replace(pair, name0=name0, name1=name1), self._match)
+
+    def _match(self, pair: Pair) -> Pair:
+        (first, focal0), (second, focal1) = (
+            _read_features(self._features_of(name)) for name in (str(pair.name0), str(pair.name1))
+        )
+        focal0, focal1 = self.focal or focal0, self.focal or focal1
+        if focal0 is None or focal1 is None:
+            return replace(pair, matches=match(first, second))
+        K0, K1 = centred_camera(focal0, first.image_size), centred_camera(focal1, second.image_size)
+        return replace(pair, matches=match(first, second, K0=K0, K1=K1), cameras_known=True)
+
+
+@lru_cache(maxsize=PHOTOS_REMEMBERED)
+def _read_features(path: Path) -> tuple[Features, float | None]:
+    """What `PhotoPairs.detect` wrote: features, and the focal length if EXIF knows it."""
+    with np.load(path, allow_pickle=False) as stored:
+        arrays = dict(stored)
+    if "error" in arrays:
+        raise InputError(str(arrays["error"]))
+    focal = arrays.pop("focal", None)
+    width, height = arrays.pop("image_size").tolist()
+    return Features(image_size=(width, height), **arrays), None if focal is None else float(focal)
+
+
+def _is_pair(line: bytes) -> bool:
+    line = line.strip()
+    return bool(line) and not line.startswith(b"#")
+
+
+def _two_names(line: bytes) -> tuple[str, str]:
+    text = line.decode("utf-8", errors="replace").strip()
+    names = text.split("\t") if "\t" in text else text.split()
+    if len(names) != 2:
+        raise InputError(f"expected the names of two photos, got {text!r}")
+    for name in names:
+        # Features go by the names of photos: a list from elsewhere must not write where it likes.
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise InputError(f"expected a photo in the folder of the input, got {name!r}")
+    return names[0], names[1]
+
+
+def _slices(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+SOURCES = (Databases, HlocFiles, MatchFiles, Tables)
+
+
+def open_source(path: Path) -> Source:
+    """The pairs of a file, or of all files of one kind in a folder and its folders."""
+    if not path.exists():
+        raise InputError(f"input: {path}: no such file or folder")
+    folder = path if path.is_dir() else path.parent
+    names = [path] if path.is_file() else sorted(file for file in path.rglob("*") if not file.name.startswith("."))
+    found = {
+        source: [file.relative_to(folder).as_posix() for file in names if file.suffix == source.suffix]
+        for source in SOURCES
+    }
+    found = {source: files for source, files in found.items() if files}
+    if len(found) != 1:
+        kinds = " or ".join(source.suffix for source in SOURCES)
+        got = " and ".join(source.suffix for source in found) or "none of them"
+        raise InputError(f"input: expected files of one kind ({kinds}) in {path}, or --pairs for photos; got {got}")
+    ((source, files),) = found.items()
+    return source(folder, files)

@@ -1,0 +1,103 @@
+"""`ananet bulk`: prune pairs by the million, on Ray."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from ananet.checks import check_positive
+from ananet.cli.arguments import add_detector, add_json, add_pruner, detector_name, print_json
+from ananet.defaults import COLMAP_FEWEST_MATCHES, ESTIMATOR
+from ananet.errors import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "input",
+        type=Path,
+        metavar="INPUT",
+        help="a folder of COLMAP databases (.db), hloc's files (.h5), matches (.npz, .parquet) or photos; or one file",
+    )
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="a folder; a second run does what is missing of it")
+    parser.add_argument("--pairs", type=Path, metavar="LIST", help="of photos: a text file with two names in each line")
+    parser.add_argument(
+        "--databases", action="store_true", help="write pruned copies of COLMAP databases too, to OUTPUT/databases"
+    )
+    parser.add_argument(
+        "--min-matches",
+        type=int,
+        default=COLMAP_FEWEST_MATCHES,
+        metavar="N",
+        help=f"with --databases: a pair that keeps fewer has none (default: {COLMAP_FEWEST_MATCHES}, as in COLMAP)",
+    )
+    parser.add_argument("--retry-failed", action="store_true", help="do parts again that have failed pairs")
+    parser.add_argument(
+        "--estimator",
+        default=ESTIMATOR,
+        metavar="NAME",
+        help=f"of poses, where both cameras are known (default: {ESTIMATOR})",
+    )
+    cluster = parser.add_argument_group("where it runs")
+    cluster.add_argument("--address", help="of a Ray cluster, such as auto or ray://HOST:10001 (default: this machine)")
+    cluster.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes that prune; 0 for a plain loop without Ray (default: one on each GPU, or on each CPU)",
+    )
+    cluster.add_argument(
+        "--pairs-per-part",
+        type=int,
+        metavar="N",
+        help="pairs that are read, pruned and written together (default: 512)",
+    )
+    photos = parser.add_argument_group("photos, with --pairs")
+    photos.add_argument("--focal", type=float, help="focal length of all in pixels, in place of what EXIF says")
+    photos.add_argument("--no-exif", action="store_true", help="no focal lengths from EXIF")
+    add_detector(parser)
+    add_pruner(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if not arguments.input.exists():
+        raise InputError(f"INPUT: {arguments.input}: no such file or folder")
+    if arguments.output.exists() and not arguments.output.is_dir():
+        raise InputError(f"OUTPUT: expected a folder, got the file {arguments.output}")
+    if arguments.focal is not None:
+        check_positive("--focal", arguments.focal, " of pixels")
+
+    # Torch takes seconds to import, and so comes after what can be wrong without it.
+    from ananet.bulk import PAIRS_PER_PART, prune_in_bulk
+
+    summary = prune_in_bulk(
+        arguments.input,
+        arguments.output,
+        pairs=arguments.pairs,
+        pruner=arguments.pruner,
+        estimator=arguments.estimator,
+        detector=detector_name(arguments),
+        max_keypoints=arguments.max_keypoints,
+        focal=arguments.focal,
+        use_exif=not arguments.no_exif,
+        databases=arguments.databases,
+        min_matches=arguments.min_matches,
+        pairs_per_part=PAIRS_PER_PART if arguments.pairs_per_part is None else arguments.pairs_per_part,
+        retry_failed=arguments.retry_failed,
+        workers=arguments.workers,
+        address=arguments.address,
+        device=arguments.device,
+        progress=sys.stderr.isatty(),
+    )
+    counts = summary.counts
+    if arguments.json:
+        facts = {"parts": summary.parts, "parts_skipped": summary.skipped, **asdict(counts)}
+        print_json(facts | {"output": str(arguments.output)})
+        return 0
+    print(
+        f"{counts.pairs} pairs, {counts.failed} of them failed: kept {counts.kept} of {counts.matches} matches, "
+        f"{counts.poses} poses; {summary.parts} parts, {summary.skipped} of them done before, in {arguments.output}"
+    )
+    return 0
