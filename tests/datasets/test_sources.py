@@ -1,10 +1,12 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ananet import InputError
+from ananet.datasets.batches import BatchSettings, PairBatches
 from ananet.datasets.build import BuildSettings, build_pairs
 from ananet.datasets.sources import (
     SOURCES,
@@ -128,3 +130,23 @@ def test_what_is_no_source(tmp_path: Path) -> None:
 def test_scenes_are_numbered_as_they_appear() -> None:
     assert scene_numbers(["b", "a", "b", "c", "a"]) == (["b", "a", "c"], [0, 1, 0, 2, 1])
     assert scene_numbers([]) == ([], [])
+
+
+def test_several_folders_of_pairs_are_one(tmp_path):
+    settings = BuildSettings(max_keypoints=150, least_consistent=15, least_parallax=0.5)
+    write_scene(tmp_path / "scenes" / "walls", images=3)
+    for name, detector in (("a", "sift"), ("b", "orb")):
+        build_pairs(tmp_path / "scenes", tmp_path / name, replace(settings, detector=detector), progress=False)
+    one, other = (open_stored_pairs(tmp_path / name) for name in ("a", "b"))
+    both = open_stored_pairs(f"{tmp_path / 'a'},{tmp_path / 'b'}")
+    assert len(both) == len(one) + len(other) and both.scene_of_pairs() == ["walls"] * len(both)
+    np.testing.assert_array_equal(both[len(one)].matches.points1, other[0].matches.points1)
+    with pytest.raises(IndexError):
+        both[len(both)]
+    assert both.fingerprint() not in (one.fingerprint(), other.fingerprint())
+    table = both.table()
+    assert table.pairs == len(both) and table.images == one.table().images + other.table().images
+    batch = PairBatches(both, BatchSettings(batch_size=4, matches=64), seed=0)[0]
+    assert batch.matches.shape[:2] == (4, 64)
+    with pytest.raises(InputError, match="there is no"):
+        open_stored_pairs(f"{tmp_path / 'a'},{tmp_path / 'c'}")

@@ -12,7 +12,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "settings", nargs="?", help="TOML file, or the name of a recipe that comes along; the flags below override it"
     )
     parser.add_argument("-o", "--run", type=Path, default=Path("runs/ananet"), help="folder (default: runs/ananet)")
-    parser.add_argument("--pairs", help="training pairs, from 'ananet data build'")
+    parser.add_argument(
+        "--pairs", metavar="A,B", help="training pairs, from 'ananet data build': a folder, or several that are one"
+    )
     parser.add_argument("--validation", help="validation pairs")
     parser.add_argument("--from", dest="start_from", metavar="WEIGHTS", help="weights to fine-tune: a name or a file")
     parser.add_argument("--steps", type=int)

@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import numpy as np
+
 from ananet.datasets.base import LabelledPair, PosedScene
-from ananet.datasets.tables import PairTable, table_of_pairs
+from ananet.datasets.tables import PairTable, join, table_of_pairs
 from ananet.errors import InputError
 from ananet.names import Registry
 
@@ -70,6 +72,40 @@ class StoredPairs(Source):
     def table(self) -> PairTable:
         """All pairs as flat tensors, for training."""
         return table_of_pairs(self)
+
+
+class JoinedPairs(StoredPairs):
+    """Pairs of several folders as one: of several detectors, say. Scenes of one name are one scene."""
+
+    name = "several folders of pairs"
+    recognised_by = "paths with commas between them"
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return False  # they lie at no path
+
+    def __init__(self, parts: Sequence[StoredPairs]) -> None:
+        super().__init__(parts[0].path)
+        self.parts = parts
+        self.starts = np.cumsum([0, *map(len, parts)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, number: int) -> LabelledPair:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        part = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return self.parts[part][number - int(self.starts[part])]
+
+    def scene_of_pairs(self) -> list[str]:
+        return [scene for part in self.parts for scene in part.scene_of_pairs()]
+
+    def fingerprint(self) -> str:
+        return digest([part.fingerprint() for part in self.parts])
+
+    def table(self) -> PairTable:
+        return join([part.table() for part in self.parts])
 
 
 def digest(value: Any) -> str:
@@ -127,7 +163,16 @@ def open_source(path: str | Path, *, image_folder: str | Path | None = None) -> 
 
 
 def open_stored_pairs(path: str | Path) -> StoredPairs:
-    """Pairs with their matches and labels, as training and validation need them."""
+    """Pairs with their matches and labels, as training and validation need them.
+
+    Several paths with commas between them are one source.
+    """
+    parts = [path] if Path(path).exists() else str(path).split(",")
+    sources = [_open_stored_pairs(part) for part in parts]
+    return sources[0] if len(sources) == 1 else JoinedPairs(sources)
+
+
+def _open_stored_pairs(path: str | Path) -> StoredPairs:
     source = open_source(path)
     if not isinstance(source, StoredPairs) or not source.has_poses:
         kinds = "training pairs, from 'ananet data build', or an OANet dump"

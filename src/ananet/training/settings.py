@@ -22,7 +22,8 @@ class TrainSettings(Settings):
     own; `name` in the first picks the network."""
 
     pairs: str | None = None
-    """Training pairs, from `ananet data build`, or an OANet dump; without any, synthetic problems alone."""
+    """Training pairs, from `ananet data build`, or an OANet dump; several with commas between them are one; without
+    any, synthetic problems alone."""
     validation: str | None = None
     """Validation pairs, never trained on."""
     calibration_scenes: tuple[str, ...] = ()
