@@ -3,13 +3,28 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format clean fuzz kill-test release-check
 
 demo: $(VENV)/.installed
 	$(BIN)/ananet demo -o demo.png
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+# Ten minutes of new cases: make fuzz SECONDS=3600 SEED=1000 for more, and for others.
+SECONDS ?= 600
+SEED ?= 0
+fuzz: $(VENV)/.installed
+	OPENCV_LOG_LEVEL=SILENT $(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED)
+
+# Commands killed at random moments, each so many times.
+TIMES ?= 30
+kill-test: $(VENV)/.installed
+	$(BIN)/python tools/kill_test.py --times $(TIMES)
+
+# Wheel and sdist, each installed in an environment of its own.
+release-check: $(VENV)/.installed
+	$(BIN)/python tools/release_check.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -207,7 +207,7 @@ def change_hdf5(data: bytes, draw: random.Random) -> bytes:
                     values[draw.randrange(len(values))] = draw.choice((np.nan, np.inf, -1, 0, 1e308))
                 file[name] = values
         return memory.getvalue()
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError):
+    except (OSError, RuntimeError, LookupError, ValueError, TypeError, OverflowError, MemoryError):
         return change_bytes(data, draw)
 
 

@@ -15,6 +15,8 @@ from ananet.errors import InputError
 
 # Seconds after which a temporary file is a killed run's, not one that is being written.
 STALE_AFTER = 3600.0
+# Of a dataset in an HDF5 file: descriptors of 128 numbers of four million keypoints.
+MOST_NUMBERS = 2**29
 
 
 def check_output(path: str | Path, *inputs: Path) -> Path:
@@ -149,6 +151,34 @@ def check_file(path: Path) -> None:
     """Raises unless there is such a file."""
     if not is_file(path):
         raise InputError(f"{path}: no such file")
+
+
+@contextmanager
+def hdf5_errors(path: Path) -> Iterator[None]:
+    """For the reading of an HDF5 file: whatever its library raises on a damaged one becomes a clear error."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InputError(f"{path}: not a readable HDF5 file ({error})") from None
+    except MemoryError:
+        raise InputError(f"{path}: holds more than fits into the memory") from None
+
+
+def read_dataset(path: Path, group: Any, name: str) -> Any:
+    """A dataset of real numbers in a group of an HDF5 file, as an array."""
+    where = f"{path}, {group.name}/{name}"
+    with hdf5_errors(path):
+        data = group[name]
+        if not hasattr(data, "dtype") or not hasattr(data, "shape") or data.size is None:
+            raise InputError(f"{where}: expected an array, got {data}")
+        if data.dtype.kind not in "fiu":
+            raise InputError(f"{where}: expected real numbers, got {data.dtype}")
+        # A few bytes of a file may claim any size.
+        if data.size > MOST_NUMBERS:
+            raise InputError(f"{where}: expected at most {MOST_NUMBERS:,} numbers, got shape {data.shape}")
+        return data[()]
 
 
 def file_sha256(path: str | Path) -> str:

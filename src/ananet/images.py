@@ -61,16 +61,16 @@ def exif_focal(path: str | Path) -> float | None:
     """
     try:
         with Path(path).open("rb") as file:
-            exif, size = _scan_jpeg(file)
+            exif, size = scan_jpeg(file)
         if exif is None or size is None:
             return None
-        focal = _focal_over_longest_side(_read_tags(exif), max(size)) * max(size)
+        focal = focal_over_longest_side(read_tags(exif), max(size)) * max(size)
     except (OSError, ArithmeticError, ValueError, LookupError, struct.error):
         return None
     return focal if SHORTEST * max(size) <= focal <= LONGEST * max(size) else None
 
 
-def _scan_jpeg(file: BinaryIO) -> tuple[bytes | None, tuple[int, int] | None]:
+def scan_jpeg(file: BinaryIO) -> tuple[bytes | None, tuple[int, int] | None]:
     """The EXIF block, which is a TIFF file, and the width and height of the stored image."""
     exif, size = None, None
     if file.read(2) != b"\xff\xd8":
@@ -96,7 +96,7 @@ def _scan_jpeg(file: BinaryIO) -> tuple[bytes | None, tuple[int, int] | None]:
     return exif, size
 
 
-def _read_tags(exif: bytes) -> dict[int, float]:
+def read_tags(exif: bytes) -> dict[int, float]:
     """Numbers of the first directory and of the EXIF directory, by tag."""
     order = {b"II": "<", b"MM": ">"}[exif[:2]]
     magic, first = struct.unpack_from(order + "HI", exif, 2)
@@ -128,7 +128,7 @@ def _read_directory(exif: bytes, order: str, offset: int) -> dict[int, float]:
     return tags
 
 
-def _focal_over_longest_side(tags: dict[int, float], longest: int) -> float:
+def focal_over_longest_side(tags: dict[int, float], longest: int) -> float:
     """NaN where the tags do not tell."""
     # Zero says that it is not known.
     if tags.get(FOCAL_LENGTH_35MM, 0) > 0:

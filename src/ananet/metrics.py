@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from ananet.checks import check_whole_number
 from ananet.errors import InputError
 
 THRESHOLDS = (5.0, 10.0, 20.0)
@@ -82,11 +84,13 @@ def misclassification_error(labels: np.ndarray, truth: np.ndarray) -> float:
     _same_length("labels", labels, "truth", truth)
     if len(labels) == 0:
         return 0.0
-    shape = (int(labels.max()) + 1, int(truth.max()))
     both = (labels >= 0) & (truth > 0)
-    common = np.zeros(shape, np.int64)
-    np.add.at(common, (labels[both], truth[both] - 1), 1)
-    if shape[0] < shape[1]:
+    # Motions by their rank, as a label may be any number.
+    found, rows = np.unique(labels[both], return_inverse=True)
+    true, columns = np.unique(truth[both], return_inverse=True)
+    common = np.zeros((len(found), len(true)), np.int64)
+    np.add.at(common, (rows, columns), 1)
+    if len(found) < len(true):
         common = common.T
     if common.shape[1] > MOST_MOTIONS:
         raise InputError(f"labels and truth: expected at most {MOST_MOTIONS} motions, got {common.shape[1]}")
@@ -162,7 +166,7 @@ def recall_curve(errors: Sequence[float] | np.ndarray, at: np.ndarray) -> np.nda
     array([0.  , 0.5 , 0.75])
     """
     ordered = _ordered(errors)
-    return np.searchsorted(ordered, at, side="right") / max(len(ordered), 1)
+    return np.searchsorted(ordered, _array("at", at, np.float64), side="right") / max(len(ordered), 1)
 
 
 def mean_by_bin(values: np.ndarray, position: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -178,7 +182,7 @@ def mean_by_bin(values: np.ndarray, position: np.ndarray, edges: np.ndarray) -> 
     >>> mean_by_bin(np.array([0.2, 0.4, 0.9]), np.array([0.0, 0.1, 1.0]), np.array([0.0, 0.2, 0.6, 1.0]))
     (array([0.3, nan, 0.9]), array([2, 0, 1]))
     """
-    values, position, edges = _numbers("values", values), _numbers("position", position), np.asarray(edges, float)
+    values, position, edges = _numbers("values", values), _numbers("position", position), _numbers("edges", edges)
     _same_length("values", values, "position", position)
     if len(edges) < 2 or not (np.diff(edges) > 0).all():
         raise InputError(f"edges: expected at least two rising numbers, got {edges.tolist()}")
@@ -256,8 +260,8 @@ def reliability(scores: np.ndarray, inlier: np.ndarray, bins: int = 15) -> Relia
     scores, inlier = _numbers("scores", scores), _flags("inlier", inlier)
     if len(scores) and not (scores.min() >= 0 and scores.max() <= 1):
         raise InputError(f"scores: expected probabilities in [0, 1], got {scores.min():g} to {scores.max():g}")
-    if bins < 1:
-        raise InputError(f"bins: expected at least 1, got {bins}")
+    _same_length("scores", scores, "inlier", inlier)
+    check_whole_number("bins", bins, 1)
     edges = np.linspace(0, 1, bins + 1)
     mean_score, count = mean_by_bin(scores, scores, edges)
     inlier_ratio, _ = mean_by_bin(inlier.astype(float), scores, edges)
@@ -291,12 +295,11 @@ def inlier_neighbour_ratio(features: np.ndarray, inlier: np.ndarray, neighbours:
     >>> inlier_neighbour_ratio(np.array([[0.0], [1.0], [9.0], [3.0]]), np.array([True, True, False, True]), [1, 3])
     [1.0, 0.6666666666666666]
     """
-    features, inlier = np.asarray(features, np.float64), _flags("inlier", inlier)
+    features, inlier = _array("features", features, np.float64), _flags("inlier", inlier)
     if features.ndim != 2 or not np.isfinite(features).all():
         raise InputError(f"features: expected finite numbers of shape (N, D), got shape {features.shape}")
     _same_length("features", features, "inlier", inlier)
-    if min(neighbours, default=1) < 1:
-        raise InputError(f"neighbours: expected at least 1, got {min(neighbours)}")
+    neighbours = _whole_numbers("neighbours", neighbours, 1).tolist()
     own = np.flatnonzero(inlier)
     most = min(max(neighbours, default=1), len(features) - 1)
     if len(own) == 0 or most < 1:
@@ -310,29 +313,36 @@ def inlier_neighbour_ratio(features: np.ndarray, inlier: np.ndarray, neighbours:
     return [float(found[:, : min(k, most)].mean()) for k in neighbours]
 
 
+def _array(name: str, values: Any, kind: type | None = None) -> np.ndarray:
+    try:
+        return np.asarray(values, kind)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{name}: expected an array of numbers, got {type(values).__name__} ({error})") from None
+
+
 def _ordered(errors: Sequence[float] | np.ndarray) -> np.ndarray:
-    array = np.asarray(errors, np.float64)
+    array = _array("errors", errors, np.float64)
     if array.ndim != 1 or (array < 0).any():
         raise InputError(f"errors: expected angles of at least 0 in one dimension, got {errors!r}")
     return np.sort(np.where(np.isnan(array), np.inf, array))
 
 
 def _flags(name: str, values: np.ndarray) -> np.ndarray:
-    array = np.asarray(values)
+    array = _array(name, values)
     if array.ndim != 1 or (array.dtype != bool and array.size):
         raise InputError(f"{name}: expected an array of bool in one dimension, got {array.dtype} {array.shape}")
     return array.astype(bool)
 
 
-def _whole_numbers(name: str, values: np.ndarray, least: int) -> np.ndarray:
-    array = np.asarray(values)
+def _whole_numbers(name: str, values: Sequence[int] | np.ndarray, least: int) -> np.ndarray:
+    array = _array(name, values)
     if array.ndim != 1 or (array.size and (not np.issubdtype(array.dtype, np.integer) or array.min() < least)):
         raise InputError(f"{name}: expected whole numbers of at least {least} in one dimension, got {values!r}")
     return array.astype(np.int64)
 
 
 def _numbers(name: str, values: np.ndarray) -> np.ndarray:
-    array = np.asarray(values, np.float64)
+    array = _array(name, values, np.float64)
     if array.ndim != 1 or not np.isfinite(array).all():
         raise InputError(f"{name}: expected finite numbers in one dimension, got {array.shape} with NaN or infinity")
     return array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -22,8 +22,8 @@ OPTIONAL = (
 # Answers that commands write beside the matches: none of a pruner's business.
 IGNORED = ("mask", "logits", "R", "t", "correlation", "motions")
 # Arrays of one number of numbers, whatever the number of matches.
-FIXED = {"K0": 9, "K1": 9, "size0": 2, "size1": 2}
-# A small file can unpack to more than a machine holds. No pair of photos has nearly as many matches.
+FIXED = {"K0": 9, "K1": 9, "size0": 2, "size1": 2, "image_size": 2}
+# A small file can unpack to more than a machine holds. No pair of photos has nearly as many matches, or keypoints.
 MOST_MATCHES = 50_000_000
 MOST_BYTES = 4 * 2**30
 # What numpy writes; others need libraries of their own, or a password.
@@ -52,14 +52,23 @@ def read_arrays(path: Path, more: Sequence[str] = ()) -> dict[str, np.ndarray]:
     Args:
         more: arrays beside those of `Correspondences` that must be there; then all others are left alone.
     """
+    return _read(path, lambda archive: entries_of(path, archive, (*REQUIRED, *more)))
+
+
+def read_some(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Those of the named arrays that an .npz file has, read with the same care."""
+    return _read(path, lambda archive: _plain_entries(path, archive, names))
+
+
+def _read(path: Path, choose: Callable[[zipfile.ZipFile], dict[str, zipfile.ZipInfo]]) -> dict[str, np.ndarray]:
     check_is_file(path)
     with path.open("rb") as file:
         try:
             if file.read(6) == b"\x93NUMPY":
                 raise InputError(f"{path}: expected an .npz file, got a single array")
             with zipfile.ZipFile(file) as archive:
-                entries = _entries(path, archive, (*REQUIRED, *more))
-                return {name: _read_array(f"{path}: {name}", archive, entry) for name, entry in entries.items()}
+                entries = choose(archive)
+                return {name: read_array(f"{path}: {name}", archive, entry) for name, entry in entries.items()}
         except InputError:
             raise
         except Exception:
@@ -68,7 +77,7 @@ def read_arrays(path: Path, more: Sequence[str] = ()) -> dict[str, np.ndarray]:
             raise InputError(f"{path}: not a readable .npz file of plain arrays") from None
 
 
-def _entries(path: Path, archive: zipfile.ZipFile, required: Sequence[str]) -> dict[str, zipfile.ZipInfo]:
+def entries_of(path: Path, archive: zipfile.ZipFile, required: Sequence[str]) -> dict[str, zipfile.ZipInfo]:
     """The entries to be read, by name of the array."""
     names = [info.filename.removesuffix(".npy") for info in archive.infolist()]
     missing = [name for name in required if name not in names]
@@ -78,12 +87,16 @@ def _entries(path: Path, archive: zipfile.ZipFile, required: Sequence[str]) -> d
             f"{path}: expected arrays {', '.join(required)} and optionally {', '.join(OPTIONAL)}, "
             f"got {_shortened(names)}"
         )
+    return _plain_entries(path, archive, (*required, *OPTIONAL))
+
+
+def _plain_entries(path: Path, archive: zipfile.ZipFile, wanted: Sequence[str]) -> dict[str, zipfile.ZipInfo]:
+    """The wanted entries by name of the array: each once, as numpy writes them, and not too large."""
+    names = [info.filename.removesuffix(".npy") for info in archive.infolist()]
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
         raise InputError(f"{path}: expected every array once, got {', '.join(twice)} more than once")
-    entries = {
-        name: info for name, info in zip(names, archive.infolist(), strict=True) if name in (*required, *OPTIONAL)
-    }
+    entries = {name: info for name, info in zip(names, archive.infolist(), strict=True) if name in wanted}
     for name, info in entries.items():
         if info.flag_bits & 1:
             raise InputError(f"{path}: {name}: expected a plain array, got an encrypted one")
@@ -101,7 +114,7 @@ def _shortened(names: list[str]) -> str:
     return ", ".join(name[:40] for name in shown) + (", ..." if len(names) > 20 else "") or "none"
 
 
-def _read_array(label: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+def read_array(label: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     import numpy as np
 
     with archive.open(info) as entry:
@@ -116,7 +129,7 @@ def _read_array(label: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
         if most is not None and math.prod(shape) > most:
             raise InputError(f"{label}: expected {most} numbers, got an array of shape {_shape(shape)}")
         if shape and shape[0] > MOST_MATCHES:
-            raise InputError(f"{label}: expected at most {MOST_MATCHES:,} matches, got shape {_shape(shape)}")
+            raise InputError(f"{label}: expected at most {MOST_MATCHES:,} rows, got shape {_shape(shape)}")
         size = math.prod(shape) * kind.itemsize
         if size > info.file_size:
             raise InputError(f"{label}: expected data for shape {_shape(shape)}, got {info.file_size:,} bytes")

@@ -138,7 +138,7 @@ CORRUPT = {
     "compression": (with_flag(DEFLATED, (8, 10), 99), "points0: expected compression as numpy's, got type 99"),
     "lzma": (archive(GOOD, zipfile.ZIP_LZMA), "points0: expected compression as numpy's, got type 14"),
     "encrypted": (with_flag(DEFLATED, (6, 8), 1), "points0: expected a plain array, got an encrypted one"),
-    "rows": (archive([("points0.npy", claiming("(1000000000000, 2)")), GOOD[1]]), "at most 50,000,000 matches"),
+    "rows": (archive([("points0.npy", claiming("(1000000000000, 2)")), GOOD[1]]), "at most 50,000,000 rows"),
     "columns": (
         archive([("points0.npy", claiming("(2, 1000000000000)")), GOOD[1]]),
         "points0: expected data for shape",
@@ -187,7 +187,7 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path, run)
             for _ in range(16):
                 entry.write(piece)
     code, _, err = run("prune", path)
-    assert code == 2 and f"at most {MOST_MATCHES:,} matches, got shape (50,000,001, 2)" in err
+    assert code == 2 and f"at most {MOST_MATCHES:,} rows, got shape (50,000,001, 2)" in err
     # The size in the list of entries, 5.3 GB in place of 40 matches.
     data = bytearray(DEFLATED)
     at = data.find(b"PK\1\2")

@@ -109,11 +109,11 @@ def test_wrong_files_are_told(sift, tmp_path):
             {"points": sift.points, "descriptors": sift.descriptors[1:]},
             r"descriptors: expected shape \(80, D\)",
         ),
-        ("objects", {"points": np.array([None])}, "expected an .npz file of arrays"),
+        ("objects", {"points": np.array([None])}, "points: expected real numbers, got an array of Python objects"),
     ):
         save(tmp_path / f"{name}.npz", **arrays)
         with pytest.raises(InputError, match=message):
             stored.detect_file(tmp_path / f"{name}.jpg", IMAGE)
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 nonsense")
-    with pytest.raises(InputError, match=r"broken\.npz: expected an \.npz file of arrays"):
+    with pytest.raises(InputError, match=r"broken\.npz: not a readable \.npz file"):
         stored.detect_file(tmp_path / "broken.jpg", IMAGE)

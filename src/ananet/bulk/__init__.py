@@ -29,7 +29,7 @@ from ananet.errors import InputError
 from ananet.estimators import load_estimator
 from ananet.features.learned import LearnedDetector
 from ananet.files import only_process, read_json, remove_temporaries, write_json
-from ananet.integrations.colmap import _identity as identity_of
+from ananet.integrations.colmap import identity_of
 from ananet.pruners import load
 
 __all__ = ["Summary", "prune_in_bulk"]

@@ -159,22 +159,22 @@ class HlocFiles(Source):
 
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
         with ExitStack() as opened:
-            found = {name: opened.enter_context(hloc._opened(folder / name)) for name in files}
-            matched = [name for name, file in found.items() if hloc._groups_with(file, "matches0")]
+            found = {name: opened.enter_context(hloc.open_file(folder / name)) for name in files}
+            matched = [name for name, file in found.items() if hloc.groups_with(file, "matches0")]
         super().__init__(folder, matched)
         self.features = tuple(folder / name for name in files if name not in matched)
         if not self.features or not matched:
             raise InputError(f"{folder}: expected hloc's features and matches, got {', '.join(files)}")
 
     def parts_of(self, name: str, size: int) -> Iterator[Part]:
-        with hloc._opened(self.folder / name) as file:
-            groups = sorted(hloc._groups_with(file, "matches0"))
+        with hloc.open_file(self.folder / name) as file:
+            groups = sorted(hloc.groups_with(file, "matches0"))
         for number, some in enumerate(_slices(groups, size)):
             yield Part(name, number * size, len(some), tuple(some))
 
     def pairs_of(self, part: Part) -> Iterator[Pair]:
         images = _hloc_images(self.features)
-        with hloc._opened(self.folder / part.source) as file:
+        with hloc.open_file(self.folder / part.source) as file:
 
             def joined(pair: Pair) -> Pair:
                 stored = images.pair(file[pair.key])
@@ -188,7 +188,7 @@ class HlocFiles(Source):
 @lru_cache(maxsize=1)
 def _hloc_images(paths: tuple[Path, ...]) -> hloc.Images:
     """Opened once in a process, and left open: listing a million photos takes a minute."""
-    h5py = hloc._import_h5py()
+    h5py = hloc.import_h5py()
     return hloc.Images({path: h5py.File(path, "r") for path in paths})
 
 

@@ -42,8 +42,8 @@ class Estimator(ABC):
     Args:
         threshold: inlier threshold in pixels; None for the estimator's default.
         confidence: sampling stops when a better answer is this unlikely; None for the estimator's default.
-        use_scores: draw samples from the best matches first (PROSAC), by `matches.scores` or, where a pruner's answer is
-            given, by its scores. Saves iterations.
+        use_scores: draw samples from the best matches first (PROSAC), by `matches.scores` or, where a pruner's answer
+            is given, by its scores. Saves iterations.
         handover: what it gets of a pruner's answer, all that is kept or matches that are one to one; None for the
             estimator's default.
     """

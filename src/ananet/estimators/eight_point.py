@@ -23,6 +23,8 @@ class EightPoint(Estimator):
         if not _enough(weights):
             return None
         E = geometry.weighted_eight_point(rays[:, :2], rays[:, 2:], weights)
+        if not E.isfinite().all():
+            return None  # coordinates whose squares overflow
         counting = weights > 0
         R, t, _ = geometry.recover_pose(E, rays[counting, :2], rays[counting, 2:])
         return R, t
@@ -32,7 +34,10 @@ class EightPoint(Estimator):
         if not _enough(weights):
             return None
         points0, points1 = (points.double().cpu() for points in (matches.points0, matches.points1))
-        U, values, V = torch.linalg.svd(geometry.weighted_eight_point(points0, points1, weights))
+        F = geometry.weighted_eight_point(points0, points1, weights)
+        if not F.isfinite().all():
+            return None
+        U, values, V = torch.linalg.svd(F)
         return U[:, :2] * values[:2] @ V[:2]  # of rank 2
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from ananet.checks import check_whole_number
+from ananet.checks import check_whole_number, is_number
 from ananet.defaults import MAX_KEYPOINTS
 from ananet.errors import InputError
 
@@ -39,12 +40,13 @@ class Features:
     def __post_init__(self) -> None:
         for field in fields(self):
             values = getattr(self, field.name)
-            if field.name == "image_size" or values is None:
+            if field.name == "image_size" or (values is None and field.name not in ("points", "descriptors")):
                 continue
             array = as_array(field.name, values)
             object.__setattr__(
                 self, field.name, array if field.name == "descriptors" else array.astype("f4", copy=False)
             )
+        object.__setattr__(self, "image_size", check_image_size(self.image_size))
         count = len(self.points)
         expected = {"points": (count, 2), "sizes": (count,), "angles": (count,), "scores": (count,)}
         if self.descriptors.ndim != 2 or len(self.descriptors) != count:
@@ -102,6 +104,8 @@ class Detector(ABC):
 def as_array(name: str, values: Any) -> np.ndarray:
     """An array or a tensor, on any device, as an array of real numbers."""
     if isinstance(values, Tensor):
+        if values.layout != torch.strided or values.is_quantized or values.device.type == "meta":
+            raise InputError(f"{name}: expected an array or a plain tensor, got a sparse, quantised or meta one")
         values = values.detach().cpu()
         # numpy knows no bfloat16.
         values = (values.float() if values.dtype.is_floating_point else values).numpy()
@@ -110,6 +114,15 @@ def as_array(name: str, values: Any) -> np.ndarray:
     if values.dtype.kind not in "fiu":
         raise InputError(f"{name}: expected real numbers, got {values.dtype}")
     return values
+
+
+def check_image_size(size: Any) -> tuple[int, int]:
+    """(width, height) as whole numbers."""
+    values = size.tolist() if isinstance(size, np.ndarray) else size
+    pair = isinstance(values, list | tuple) and len(values) == 2
+    if not pair or not all(is_number(value) and 1 <= value < 2**31 for value in values):
+        raise InputError(f"image_size: expected (width, height) in pixels, got {size!r}")
+    return int(values[0]), int(values[1])
 
 
 def check_image(image: Any) -> None:

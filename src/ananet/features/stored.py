@@ -8,7 +8,6 @@ scene/images/a.jpg and so on, and the longest that is there counts.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,11 @@ import numpy as np
 from ananet.cameras import pixel_scaling
 from ananet.defaults import MAX_KEYPOINTS
 from ananet.errors import InputError, MissingExtraError
-from ananet.features.base import Detector, Features
-from ananet.files import is_file
+from ananet.features.base import Detector, Features, check_image_size
+from ananet.files import hdf5_errors, is_file, read_dataset
+from ananet.stored_matches import read_some
+
+ARRAYS = ("points", "keypoints", "descriptors", "scores", "sizes", "angles", "image_size")
 
 
 class StoredFeatures(Detector):
@@ -72,16 +74,20 @@ class StoredFeatures(Detector):
     def _read(self, photo: Path) -> tuple[str, dict[str, np.ndarray]]:
         """The name under which a photo's features are stored, and their arrays."""
         if self.path.suffix == ".h5":
-            with _import_h5py().File(self.path, "r") as file:
+            h5py = _import_h5py()
+            with hdf5_errors(self.path), h5py.File(self.path, "r") as file:
                 for name in _names(photo):
-                    if name in file and "keypoints" in file[name]:
-                        arrays = {key: np.asarray(values) for key, values in file[name].items()}
-                        return name, arrays | {"descriptors": arrays["descriptors"].T}
+                    group = file.get(name)
+                    if isinstance(group, h5py.Group) and "keypoints" in group:
+                        arrays = {key: read_dataset(self.path, group, key) for key in ARRAYS if key in group}
+                        if "descriptors" in arrays:
+                            arrays["descriptors"] = arrays["descriptors"].T
+                        return name, arrays
         else:
             for name in _names(photo):
                 path = self.path / f"{name}.npz"
                 if is_file(path):
-                    return f"{name}.npz", _read_npz(path)
+                    return f"{name}.npz", read_some(path, ARRAYS)
         raise InputError(f"{photo}: no features of it in {self.path}")
 
 
@@ -94,21 +100,12 @@ def _names(photo: Path) -> Iterator[str]:
         yield name.with_suffix("").as_posix()
 
 
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return dict(stored)
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
-        raise InputError(f"{path}: expected an .npz file of arrays ({error})") from None
-
-
 def _as_features(arrays: dict[str, np.ndarray], size: tuple[int, int]) -> Features:
     points = arrays.get("points", arrays.get("keypoints"))
     if points is None or "descriptors" not in arrays:
         raise InputError(f"expected points and descriptors, got {', '.join(arrays) or 'nothing'}")
     if "image_size" in arrays:
-        width, height = np.asarray(arrays["image_size"]).reshape(-1)[:2].tolist()
-        size = (int(width), int(height))
+        size = check_image_size(arrays["image_size"])
     more = {name: arrays.get(name) for name in ("sizes", "angles", "scores")}
     return Features(points, arrays["descriptors"], size, **more)
 

@@ -172,7 +172,7 @@ class _Job:
         progress: bool,
     ) -> None:
         self.device = choose_device(device)
-        self.identity = _identity(pruner)
+        self.identity = identity_of(pruner)
         self.pruner = pruner if isinstance(pruner, Pruner) else load(pruner, device=self.device)
         self.min_matches = check_whole_number("min_matches", min_matches, 0, 2**31)
         self.matching, self.progress = matching, progress
@@ -334,7 +334,7 @@ def _check_output(output: Path, path: Path) -> Path:
     return target
 
 
-def _identity(pruner: str | Path | Pruner | None) -> str:
+def identity_of(pruner: str | Path | Pruner | None) -> str:
     """What tells pruners apart: names and options, and the weights of networks."""
     if isinstance(pruner, Pruner):
         return pruner.name

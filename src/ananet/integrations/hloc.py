@@ -23,7 +23,7 @@ from torch import Tensor
 from ananet.correspondences import Correspondences
 from ananet.errors import InputError, MissingExtraError
 from ananet.features.matching import nearest_neighbours
-from ananet.files import atomic_path, check_file, check_output
+from ananet.files import atomic_path, check_file, check_output, hdf5_errors, read_dataset
 from ananet.integrations import neighbours
 from ananet.pruners import Pruned, Pruner, load
 
@@ -84,11 +84,11 @@ def prune_matches(
     check_output(output, Path(matches), *paths)
     used = pruner if isinstance(pruner, Pruner) else load(pruner, device=device)
     with ExitStack() as opened:
-        images = Images({path: opened.enter_context(_opened(path)) for path in paths})
-        stored = opened.enter_context(_opened(Path(matches)))
+        images = Images({path: opened.enter_context(open_file(path)) for path in paths})
+        stored = opened.enter_context(open_file(Path(matches)))
         pairs = list(_stored_pairs(stored, images, Path(matches)))
         temporary = opened.enter_context(atomic_path(output))
-        with _import_h5py().File(temporary, "w", libver="latest") as written:
+        with import_h5py().File(temporary, "w", libver="latest") as written:
             return _prune(_with_bar(pairs, progress), images, used, descriptors, stored, written)
 
 
@@ -97,7 +97,7 @@ def _prune(
 ) -> Summary:
     counts = np.zeros(4, np.int64)
     for groups in batches:
-        pairs = [images.pair(group, stored[group]["matches0"]) for group in groups]
+        pairs = [images.pair(stored[group]) for group in groups]
         answers = pruner.batch([images.correspondences(pair, descriptors) for pair in pairs])
         for pair, answer in zip(pairs, answers, strict=True):
             kept = _write(written, pair, answer)
@@ -129,7 +129,7 @@ class Images:
         self._last: dict[str, dict[str, Any]] = {}
         self._warned = False
         for path, file in files.items():
-            for name in _groups_with(file, "keypoints"):
+            for name in groups_with(file, "keypoints"):
                 if name not in self.groups:
                     self._add(name, file[name], path)
 
@@ -149,15 +149,22 @@ class Images:
         problem = "no images of that name" if not found else "more than one way to read it"
         raise InputError(f"{path}: pair {group}: {problem} in {self.where}; were other features matched?")
 
-    def pair(self, group: str, matches0: Any) -> StoredPair:
-        name0, name1 = self.names_of(group, Path(matches0.file.filename))
-        count0, count1 = (len(self.groups[name]["keypoints"]) for name in (name0, name1))
-        indices = _whole_indices(matches0[()], count1, group)
+    def pair(self, stored: Any) -> StoredPair:
+        path, group = Path(stored.file.filename), stored.name.removeprefix("/")
+        name0, name1 = self.names_of(group, path)
+        count0, count1 = (self._count(name) for name in (name0, name1))
+        indices = _whole_indices(read_dataset(path, stored, "matches0"), count1, group)
         if indices.shape != (count0,):
             raise InputError(f"{group}: matches0: expected shape ({count0},), got {indices.shape}")
         if (indices >= count1).any():
             raise InputError(f"{group}: matches0: expected indices below {count1}, got {indices.max()}")
         return StoredPair(group, name0, name1, indices)
+
+    def _count(self, name: str) -> int:
+        shape = getattr(self.groups[name]["keypoints"], "shape", None)
+        if shape is None or len(shape) != 2:
+            raise InputError(f"{name}: keypoints: expected shape (N, 2), got {shape}")
+        return int(shape[0])
 
     def correspondences(self, pair: StoredPair, descriptors: bool) -> Correspondences:
         first, second = self._read(pair.name0, descriptors), self._read(pair.name1, descriptors)
@@ -186,15 +193,20 @@ class Images:
             group = self.groups[name]
             if "image_size" not in group:
                 raise InputError(f"{name}: expected image_size, as hloc writes it, got {', '.join(group)}")
-            points = group["keypoints"][()]
+            path = Path(group.file.filename)
+            points = read_dataset(path, group, "keypoints")
             if points.ndim != 2 or points.shape[1] < 2:
                 raise InputError(f"{name}: keypoints: expected shape (N, 2), got {points.shape}")
             self._warn_if_coarse(name, points)
-            found = {"keypoints": points[:, :2].astype(np.float32), "image_size": group["image_size"][()]}
+            size = read_dataset(path, group, "image_size")
+            found = {"keypoints": points[:, :2].astype(np.float32), "image_size": size}
             if descriptors:
                 if "descriptors" not in group:
                     raise InputError(f"{name}: expected descriptors, got {', '.join(group)}")
-                found["descriptors"] = group["descriptors"][()].T.astype(np.float32)
+                found["descriptors"] = read_dataset(path, group, "descriptors").T.astype(np.float32)
+                if found["descriptors"].shape[:1] != points.shape[:1]:
+                    expected = f"(D, {len(points)})"
+                    raise InputError(f"{name}: descriptors: expected {expected}, got {group['descriptors'].shape}")
             while len(self._last) > 1:
                 self._last.pop(next(iter(self._last)))
             self._last[name] = found
@@ -224,12 +236,12 @@ def _whole_indices(matches0: np.ndarray, count: int, group: str) -> np.ndarray:
 
 def _stored_pairs(file: Any, images: Images, path: Path) -> Iterator[str]:
     """Groups of all pairs, sorted; a name that no image has is told before the work starts."""
-    for group in sorted(_groups_with(file, "matches0")):
+    for group in sorted(groups_with(file, "matches0")):
         images.names_of(group, path)
         yield group
 
 
-def _groups_with(file: Any, dataset: str) -> list[str]:
+def groups_with(file: Any, dataset: str) -> list[str]:
     """Names of the groups that hold a dataset, however deep."""
     found: list[str] = []
 
@@ -238,7 +250,8 @@ def _groups_with(file: Any, dataset: str) -> list[str]:
         if last == dataset and hasattr(item, "dtype"):
             found.append(folder)
 
-    file.visititems(visit)
+    with hdf5_errors(Path(file.filename)):
+        file.visititems(visit)
     return found
 
 
@@ -261,19 +274,17 @@ def _with_bar(groups: list[str], progress: bool) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def open_file(path: Path) -> Iterator[Any]:
     """An HDF5 file to read; whatever is wrong with it names the file."""
     check_file(path)
-    h5py = _import_h5py()
-    try:
+    h5py = import_h5py()
+    with hdf5_errors(path):
         file = h5py.File(path, "r")
-    except OSError as error:
-        raise InputError(f"{path}: not a readable HDF5 file ({error})") from None
     with file:
         yield file
 
 
-def _import_h5py() -> ModuleType:
+def import_h5py() -> ModuleType:
     try:
         import h5py
     except ImportError:

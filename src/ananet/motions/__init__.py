@@ -137,7 +137,11 @@ def _kept(kept: Verdict | Array | None, count: int) -> tuple[np.ndarray, np.ndar
     if kept is None:
         return np.ones(count, bool), probability
     given = getattr(kept, "mask", kept)
-    mask = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    try:
+        mask = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    except (TypeError, ValueError, NotImplementedError):
+        # Lists of uneven lengths, tensors that are sparse or have no data.
+        raise InputError(f"kept: expected a pruner's answer or {count} bool, got {type(given).__name__}") from None
     if mask.shape != (count,) or (mask.dtype != bool and count):
         raise InputError(
             f"kept: expected a pruner's answer on these {count} matches, or as many bool, got {mask.dtype} of shape "

@@ -144,10 +144,13 @@ def _robust_fit(design: Tensor, wanted: Tensor, price: Tensor, huber: float) -> 
     weights = torch.ones_like(wanted[:, :1])
     # What no match determines is left at 0.
     ridge = 1e-6 * torch.eye(design.shape[1], dtype=design.dtype, device=design.device)
-    found = torch.zeros_like(design[0])[:, None]
+    found = design.new_zeros(design.shape[1], wanted.shape[1])
     for _ in range(ROUNDS):
         weighted = design * weights
-        found = torch.linalg.solve(weighted.mT @ design + price + ridge, weighted.mT @ wanted)
+        solved, failed = torch.linalg.solve_ex(weighted.mT @ design + price + ridge, weighted.mT @ wanted)
+        if failed:
+            break  # singular: what was found so far
+        found = solved
         length = (design @ found - wanted).norm(dim=1, keepdim=True)
         weights = (huber / length.clamp_min(huber)).clamp(max=1)
     return found

@@ -18,8 +18,8 @@ from ananet.cameras import camera_matrix, centred_camera
 from ananet.checks import check_positive
 from ananet.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.images import LONGEST, SHORTEST, _focal_over_longest_side, _read_tags, _scan_jpeg, resize
-from ananet.stored_matches import OPTIONAL, REQUIRED, _entries, _read_array
+from ananet.images import LONGEST, SHORTEST, focal_over_longest_side, read_tags, resize, scan_jpeg
+from ananet.stored_matches import OPTIONAL, REQUIRED, entries_of, read_array
 from ananet.web.limits import Limits
 
 # What errors call an .npz file that has no name.
@@ -63,12 +63,12 @@ def matches_from_npz(data: bytes, limits: Limits) -> tuple[Correspondences, None
         if data.count(b"PK\x01\x02") > MOST_ENTRIES:
             raise InputError(f"{NPZ}: expected at most {MOST_ENTRIES} arrays, got more")
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = _entries(NPZ, archive, REQUIRED)
+            entries = entries_of(NPZ, archive, REQUIRED)
             most = 8 * NUMBERS_OF_A_MATCH * limits.matches + HEADERS_BYTES
             size = sum(info.file_size for info in entries.values())
             if size > most:
                 raise InputError(f"{NPZ}: expected at most {most:,} bytes of arrays, got {size:,}")
-            arrays = {name: _read_array(f"{NPZ}: {name}", archive, entry) for name, entry in entries.items()}
+            arrays = {name: read_array(f"{NPZ}: {name}", archive, entry) for name, entry in entries.items()}
     except InputError:
         raise
     except Exception:
@@ -124,7 +124,7 @@ def photo_size(data: bytes) -> tuple[int, int] | None:
     """Width and height that the header of a JPEG, PNG or WebP file tells; None for anything else."""
     try:
         if data.startswith(b"\xff\xd8"):
-            size = _scan_jpeg(io.BytesIO(data))[1]
+            size = scan_jpeg(io.BytesIO(data))[1]
         elif data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
             size = struct.unpack_from(">II", data, 16)
         elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
@@ -152,10 +152,10 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
 
 def _exif_focal(data: bytes) -> float | None:
     try:
-        exif, size = _scan_jpeg(io.BytesIO(data))
+        exif, size = scan_jpeg(io.BytesIO(data))
         if exif is None or size is None:
             return None
-        focal = _focal_over_longest_side(_read_tags(exif), max(size)) * max(size)
+        focal = focal_over_longest_side(read_tags(exif), max(size)) * max(size)
     except (ArithmeticError, ValueError, LookupError, struct.error):
         return None
     return focal if SHORTEST * max(size) <= focal <= LONGEST * max(size) else None
