@@ -127,7 +127,7 @@ def test_without_pairs_there_is_nothing_to_evaluate(tmp_path):
         ({"limit": 0}, "limit: expected a whole number of at least 1, got 0"),
         ({"limit": 2.5}, "limit: expected a whole number, got 2.5"),
         ({"longest_side": 0}, "longest_side: expected a whole number of at least 1, got 0"),
-        ({"detector": "surf"}, "detector: expected one of sift, orb, got 'surf'"),
+        ({"detector": "surf"}, "detector: expected one of sift, orb, aliked, .*, got 'surf'"),
         ({"detector": "sift@contrast=1"}, "options of the detector 'sift'"),
         ({"max_keypoints": 0}, "max_keypoints: "),
         ({"outlier_share": 1.0}, "outlier_share: expected a number from 0 to below 1"),

@@ -215,7 +215,7 @@ def test_several_estimators_with_options_score_the_same_matches(world):
         (["scenes", "--pruner", "all", "--outlier-share", "1"], "outlier_share: expected a number from 0 to below 1"),
         (["scenes", "--pruner", "all", "--confidence", "1"], "confidence: expected a probability above 0 and below 1"),
         (["scenes", "--pruner", "all", "--workers", "0"], "--workers: expected a whole number of at least 1"),
-        (["scenes", "--pruner", "all", "--detector", "surf"], "detector: expected one of sift, orb, got 'surf'"),
+        (["scenes", "--pruner", "all", "--detector", "surf"], "detector: expected one of sift, orb, aliked"),
         (["scenes", "scenes", "--pruner", "all"], "SOURCE: expected sources of different names"),
         (["scenes", "--pruner", "all", "--scores", "no/folder.json"], "--scores: the folder no does not exist"),
     ],
