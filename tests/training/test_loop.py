@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -281,9 +282,19 @@ def test_two_processes_share_gradients(settings, tmp_path):
     )
     (tmp_path / "job.py").write_text(code)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(tmp_path / "job.py")], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    for _ in range(2):
+        done = subprocess.run(
+            [*command, str(tmp_path / "job.py")],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        if done.returncode == 0:
+            break
+        # Once in some hundred runs one of the processes aborts inside of PyTorch: let it be seen, and try again.
+        warnings.warn(done.stderr[:6000], stacklevel=1)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "run" / WEIGHTS).exists()
