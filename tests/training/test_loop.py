@@ -294,7 +294,7 @@ def test_two_processes_share_gradients(settings, tmp_path):
         )
         if done.returncode == 0:
             break
-        # Once in some hundred runs one of the processes aborts inside of PyTorch: let it be seen, and try again.
+        # It was seen once that one of the processes aborted: let it be seen why, and try again.
         warnings.warn(done.stderr[:6000], stacklevel=1)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "run" / WEIGHTS).exists()
