@@ -1,9 +1,9 @@
-"""Time ANA-Net on the CPU, and measure its memory, beside the plain PyTorch reference.
+"""Time ANA-Net and `ananet match` on the CPU, and measure its memory, beside the plain PyTorch reference.
 
     PYTHONPATH=src python3 benchmarks/cpu.py [results.json]
 
 Every number comes from its own process: peak memory never goes down again, and threads are set before the first
-operation. Times are medians over runs that alternate between the engine and the reference.
+operation. Times are medians over runs that alternate between the engine and the reference. Targets stand beside them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import multiprocessing
 import os
 import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,6 +66,41 @@ def peak_megabytes(form: str, length: int) -> float:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
+def command_seconds(runs: int = 3) -> dict[str, float]:
+    """Median seconds of `ananet match` of two photos of a megapixel, and of `import torch`, each in a fresh process."""
+    import cv2
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    # Texture at several scales, seen twice.
+    noise = sum(cv2.resize(rng.random((12 * 2**n, 16 * 2**n)), (1224, 918)) / 2**n for n in range(1, 6))
+    photo = (255 * (noise - noise.min()) / np.ptp(noise)).astype(np.uint8)
+    taken: dict[str, list[float]] = {"import torch": [], "match": []}
+    with tempfile.TemporaryDirectory() as folder:
+        cv2.imwrite(f"{folder}/0.png", photo[:864, :1152])
+        cv2.imwrite(f"{folder}/1.png", photo[40:904, 60:1212])
+        match = ["-m", "ananet", "match", f"{folder}/0.png", f"{folder}/1.png", "--output", f"{folder}/matches.png"]
+        for _ in range(runs):
+            for name, arguments in (("import torch", ["-c", "import torch"]), ("match", match)):
+                begin = time.perf_counter()
+                subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+                taken[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def bars(results: dict[str, Any]) -> Iterator[str]:
+    """The targets beside what was reached."""
+    for name, values in results.items():
+        if "ratio" in values:
+            yield f"{name + ', of the reference at 2048':46} {values['ratio']:8.2f}   bar 0.22"
+            yield f"{name + ', growth from 2048 to 8192':46} {values['growth 2048 to 8192']:8.1f}   bar 16"
+        if "above idle" in values:
+            yield f"{name:46} {values['above idle']:8.1f}   bar 400"
+        if "match" in values:
+            beyond = values["match"] - values["import torch"]
+            yield f"{'ananet match beyond import torch, s':46} {beyond:8.2f}   bar 1.5"
+
+
 def main() -> None:
     results: dict[str, Any] = {}
 
@@ -82,10 +120,13 @@ def main() -> None:
                 "growth 2048 to 8192": large["engine"] / small["engine"],
             }
         results[f"{form}, peak MB at 8192"] = {"above idle": alone(peak_megabytes, form, 8192)}
+    results["command, s"] = command_seconds()
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(json.dumps(results, indent=1))
     for name, values in results.items():
         print(f"{name:26}", "  ".join(f"{key} {value:.2f}" for key, value in values.items()))
+    for line in bars(results):
+        print(line)
 
 
 if __name__ == "__main__":

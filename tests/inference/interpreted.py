@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from ananet.conflicts import doubt_conflicting
+from ananet.datasets.synthetic import SyntheticSettings, synthesize
+from ananet.inference.ananet.consensus import find_distances
 from ananet.inference.ananet.folded import FoldedANANet
 from ananet.inference.ananet.fused import FusedANANet
+from ananet.networks.consensus import distance_to_consensus
+from ananet.seeds import generator
 from tests.inference.test_ananet import trained
 from tests.test_conflicts import crowded
 
@@ -37,6 +41,24 @@ def test_agrees_with_the_network(settings, monkeypatch):
     half = FusedANANet(folded, torch.float16)(matches, lengths)
     assert (half - exact).norm() < 1e-2 * max(exact.norm(), 1.0)  # of 230 logits
     assert half[1, 90:].abs().sum() == 0
+
+
+def test_distance_to_consensus_agrees_with_the_plain_road():
+    problems = synthesize(3, generator("cpu", "consensus", 0), SyntheticSettings(matches=300, fewest_matches=100))
+    lengths = problems.mask.sum(1)
+    logits = torch.where(problems.inlier, 2.0, -2.0) + torch.randn(problems.mask.shape)
+    belief = torch.sigmoid(logits) * problems.mask
+    found = find_distances(problems.matches, logits, lengths.int())
+    expected = distance_to_consensus(problems.matches, belief)
+    torch.testing.assert_close(found[problems.mask], expected[problems.mask], atol=1e-9, rtol=1e-3)
+
+
+# None, too few for a solution, a whole part and a bit; all at one place.
+@pytest.mark.parametrize("n", [1, 7, 129])
+def test_distance_to_consensus_of_degenerate_matches_is_finite(n):
+    matches = torch.full((2, n, 4), 0.3)
+    found = find_distances(matches, torch.zeros(2, n), torch.tensor([n, 0], dtype=torch.int32))
+    assert found[0].isfinite().all() and (found[0] <= 1).all()
 
 
 # Less than a tile, several and a bit, and matches with side input.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,10 +17,16 @@ from torch import Tensor
 from ananet.correspondences import Array, Correspondences
 from ananet.errors import InputError
 
+Item = TypeVar("Item")
+
 # Where threads of torch and OpenCV may have been started.
 _home_process = os.getpid()
 # What lies farther from the median than this many pixels is no place of an image.
 LARGEST_DISTANCE = 1e6
+# Matches, and pairs, of which `stream` takes up to so many together: enough for a GPU to have some waiting.
+STREAMED_MATCHES, STREAMED_PAIRS = 262_144, 1024
+# What `warm_up` prepares for unless told otherwise: the usual number of keypoints.
+USUAL_MATCHES = (2048,)
 # Classical pruners express how clearly a match passed or failed as a logit within these limits.
 LARGEST_LOGIT = 10.0
 
@@ -82,6 +89,68 @@ class Pruner(ABC):
         check_pairs(pairs)
         return [answer(pair, self.logits(pair) if len(pair) else pair.points0[:, 0], self) for pair in pairs]
 
+    def stream(self, pairs: Iterable[Correspondences]) -> Iterator[Pruned]:
+        """Prune pairs as they come, in their order; memory does not grow with their number.
+
+        On a GPU the next pairs are asked for while it works on those before, so that it need not wait for them. An
+        answer comes when some more pairs have been asked for, or there are no more.
+
+        >>> from ananet import load
+        >>> matches = (Correspondences([[0, 0], [9, 9]], [[1, 1], [5, 5]], ratio=[0.3, r]) for r in (0.9, 0.2))
+        >>> [kept.mask.tolist() for kept in load("ratio").stream(matches)]
+        [[True, False], [True, True]]
+        """
+        waiting: Callable[[], list[Pruned]] | None = None
+        for some in _together(pairs, self.streamed_matches):
+            started = self.start(some)
+            if waiting is not None:
+                yield from waiting()
+            waiting = started
+        if waiting is not None:
+            yield from waiting()
+
+    @property
+    def streamed_matches(self) -> int:
+        """Of how many matches `stream` takes pairs together: of one pair, unless there is something to gain by more."""
+        return 1
+
+    def start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Pruned]]:
+        """Begin what `batch` does; what comes back waits for the answers. Without a GPU they are there already.
+
+        Args:
+            alone: whether someone waits for one pair: then a GPU takes less time for it, and rounds otherwise.
+        """
+        answers = self.batch(pairs)
+        return lambda: answers
+
+    def warm_up(  # noqa: B027
+        self, matches: Sequence[int] = USUAL_MATCHES, progress: Callable[[int, int], object] | None = None
+    ) -> None:
+        """Do now what a first call would have to wait for: on a GPU, compile kernels and record them.
+
+        Args:
+            matches: numbers of matches that will be asked for.
+            progress: called with steps done and all steps.
+        """
+
+
+def stream_items(
+    pruner: Pruner, items: Iterable[Item], matches_of: Callable[[Item], Correspondences | None]
+) -> Iterator[tuple[Item, Pruned | None]]:
+    """`Pruner.stream` for things that have matches: each with its answer, None where it has none to be pruned."""
+    under_way: deque[tuple[Item, bool]] = deque()
+    nothing = Correspondences([], [])
+
+    def matches() -> Iterator[Correspondences]:
+        for item in items:
+            found = matches_of(item)
+            under_way.append((item, found is not None))
+            yield nothing if found is None else found
+
+    for answer in pruner.stream(matches()):
+        item, asked = under_way.popleft()
+        yield item, answer if asked else None
+
 
 def as_correspondences(
     points0: Array | Correspondences, points1: Array | None, given: dict[str, Any]
@@ -89,7 +158,7 @@ def as_correspondences(
     if not isinstance(points0, Correspondences):
         if points1 is None:
             raise InputError("points1: expected an array of shape (N, 2), got nothing")
-        return Correspondences(points0, points1, **given)
+        return Correspondences.unchecked(points0, points1, **given)
     if points1 is not None or given:
         raise InputError("expected either Correspondences alone or points0 and points1, got both")
     return points0
@@ -109,14 +178,37 @@ def stay_on_one_thread_if_forked() -> None:
         sys.modules["cv2"].setNumThreads(1)
 
 
-def check_pairs(pairs: Sequence[Correspondences]) -> None:
-    """What every `batch` does first."""
+def check_pairs(pairs: Sequence[Correspondences], *, values: bool = True) -> None:
+    """What every `batch` does first; one that finds wrong values by itself leaves them out."""
     stay_on_one_thread_if_forked()
     if not isinstance(pairs, Sequence):
         raise InputError(f"pairs: expected a list of Correspondences, got {type(pairs).__name__}")
     for number, pair in enumerate(pairs):
-        if not isinstance(pair, Correspondences):
-            raise InputError(f"pairs[{number}]: expected Correspondences, got {type(pair).__name__}")
+        _check_pair(number, pair)
+        if values and not pair.values_are_checked:
+            pair.check_values()
+
+
+def _check_pair(number: int, pair: object) -> None:
+    if not isinstance(pair, Correspondences):
+        raise InputError(f"pairs[{number}]: expected Correspondences, got {type(pair).__name__}")
+
+
+def _together(pairs: Iterable[Correspondences], matches: int) -> Iterator[list[Correspondences]]:
+    """Pairs that follow each other, of so many matches together."""
+    if isinstance(pairs, Correspondences) or not isinstance(pairs, Iterable):
+        raise InputError(f"pairs: expected an iterable of Correspondences, got {type(pairs).__name__}")
+    some: list[Correspondences] = []
+    count = 0
+    for number, pair in enumerate(pairs):
+        _check_pair(number, pair)
+        some.append(pair)
+        count += 1 + len(pair)
+        if count >= matches or len(some) == STREAMED_PAIRS:
+            yield some
+            some, count = [], 0
+    if some:
+        yield some
 
 
 def answer(pair: Correspondences, logits: Tensor, pruner: Pruner) -> Pruned:

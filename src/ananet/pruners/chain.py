@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ananet.correspondences import Correspondences
-from ananet.pruners.base import Pruned, Pruner, answer, check_pairs
+from ananet.inference import Progress
+from ananet.pruners.base import USUAL_MATCHES, Pruned, Pruner, answer, check_pairs
 
 
 class Chain(Pruner):
@@ -23,6 +24,14 @@ class Chain(Pruner):
 
     def logits(self, matches: Correspondences) -> Tensor:
         return torch.as_tensor(self.batch([matches])[0].logits)
+
+    @property
+    def streamed_matches(self) -> int:
+        return max(pruner.streamed_matches for pruner in self.pruners)
+
+    def warm_up(self, matches: Sequence[int] = USUAL_MATCHES, progress: Progress | None = None) -> None:
+        for pruner in self.pruners:
+            pruner.warm_up(matches, progress)
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         check_pairs(pairs)

@@ -1,4 +1,4 @@
-"""ANA-Net on a GPU with Triton: three kernels per block do the work and two more the feedback, in half precision with
+"""ANA-Net on a GPU with Triton: three kernels per block do the work and a few more the feedback, in half precision with
 single-precision sums, recorded once as a CUDA graph for each size of batch."""
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ananet import geometry
 from ananet.attention import MOMENTS
 from ananet.attention.cubic import column_energy
 from ananet.defaults import INLIER_DISTANCE
 from ananet.inference import Progress
 from ananet.inference.ananet.folded import FoldedANANet, FoldedBlock, Linear
-from ananet.networks import consensus
 from ananet.networks.ananet import ANANetSettings
 
 # Sizes of batch whose CUDA graph is kept; the least recently used goes first.
@@ -104,14 +102,20 @@ class FusedANANet:
             graph.replay()
             return graph.logits[:, :length].clone()
 
-    def run(self, matches: Tensor, lengths: Tensor) -> Tensor:
-        """Launch every kernel once: [B x N x channels] and [B] to [B x N], N a multiple of SMALLEST_BUCKET."""
+    def run(self, matches: Tensor, lengths: Tensor, filled: int | None = None) -> Tensor:
+        """Launch every kernel once: [B x N x channels] and [B] to [B x N], N a multiple of SMALLEST_BUCKET.
+
+        Args:
+            filled: how many matches kernels are tiled for; None for those that there are. Other tiles round otherwise,
+                so that a fixed number makes answers independent of what is beside them.
+        """
         from ananet.attention.fused import attend, sum_columns
         from ananet.inference.ananet import kernels
+        from ananet.inference.ananet.consensus import find_distances
 
         batch, length, channels = matches.shape
         width, heads = self.settings.width, self.settings.heads
-        rows, warps = pointwise_tile(batch * length, width)
+        rows, warps = pointwise_tile(batch * length if filled is None else filled, width)
         grid = (batch * length // rows,)
         features = matches.new_empty(batch, length, width, dtype=self.dtype)
         projected = matches.new_empty(batch, length, self.projections, heads, width // heads, dtype=self.dtype)
@@ -130,9 +134,9 @@ class FusedANANet:
         )  # fmt: skip
         for number, weights in enumerate(self.blocks):
             feedback = self.feedback if number == last - 1 else None
-            attend(query, key, value, output, log_sum, lengths, None)
+            attend(query, key, value, output, log_sum, lengths, None, filled)
             if self.moments:
-                sum_columns(query, key, log_sum, columns[: self.moments], lengths, None)
+                sum_columns(query, key, log_sum, columns[: self.moments], lengths, None, filled)
             if self.cubic:
                 columns[2] = column_energy(query, key, mask, log_sum)
             kernels.merge[grid](
@@ -142,12 +146,7 @@ class FusedANANet:
                 HEAD=number == last or feedback is not None, LAST=number == last, ROWS=rows, num_warps=warps,
             )  # fmt: skip
             if feedback is not None:
-                distances = matches.new_empty(batch, length)
-                scratch = matches.new_empty(batch, 64, dtype=torch.float64)
-                kernels.find_consensus[(batch,)](
-                    matches, logits, lengths, scratch, distances, length, *consensus.SCALES,
-                    CHANNELS=channels, SQUARINGS=geometry.SQUARINGS, BLOCK=128, num_warps=8,
-                )  # fmt: skip
+                distances = find_distances(matches, logits, lengths)
                 kernels.tell_distance[grid](
                     distances, lengths, features, projected, *feedback, length, INLIER_DISTANCE,
                     WIDTH=width, PROJECTIONS=self.projections, ROWS=rows, num_warps=warps,
