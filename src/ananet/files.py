@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
-from ananet.errors import InputError
+from ananet.errors import InputError, MissingExtraError
 
 # Seconds after which a temporary file is a killed run's, not one that is being written.
 STALE_AFTER = 3600.0
@@ -210,3 +211,11 @@ def write_json(path: str | Path, value: Any, indent: int | None = None) -> None:
     text = json.dumps(value, indent=indent, allow_nan=False)
     with atomic_path(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def import_h5py() -> ModuleType:
+    try:
+        import h5py
+    except ImportError:
+        raise MissingExtraError("h5py", "h5") from None
+    return h5py

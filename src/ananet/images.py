@@ -1,5 +1,6 @@
 """Photos: reading, resizing, and the focal length that a camera wrote into them."""
 
+import io
 import math
 import struct
 from pathlib import Path
@@ -53,18 +54,18 @@ def read_image(path: str | Path, upright: bool = True) -> np.ndarray:
     return image
 
 
-def exif_focal(path: str | Path) -> float | None:
-    """Focal length in pixels that a JPEG file's EXIF tells, or None; broken EXIF is none.
+def exif_focal(source: str | Path | bytes) -> float | None:
+    """Focal length in pixels that the EXIF of a JPEG file, or of its bytes, tells, or None; broken EXIF is none.
 
     It comes from the 35 mm equivalent, else from the focal length and the resolution of the focal plane. It is the
     same for the stored and the upright image, and that of the file's own size: resized photos often keep their EXIF.
     """
     try:
-        with Path(path).open("rb") as file:
+        with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
             exif, size = scan_jpeg(file)
         if exif is None or size is None:
             return None
-        focal = focal_over_longest_side(read_tags(exif), max(size)) * max(size)
+        focal = _focal_over_longest_side(_read_tags(exif), max(size)) * max(size)
     except (OSError, ArithmeticError, ValueError, LookupError, struct.error):
         return None
     return focal if SHORTEST * max(size) <= focal <= LONGEST * max(size) else None
@@ -96,7 +97,7 @@ def scan_jpeg(file: BinaryIO) -> tuple[bytes | None, tuple[int, int] | None]:
     return exif, size
 
 
-def read_tags(exif: bytes) -> dict[int, float]:
+def _read_tags(exif: bytes) -> dict[int, float]:
     """Numbers of the first directory and of the EXIF directory, by tag."""
     order = {b"II": "<", b"MM": ">"}[exif[:2]]
     magic, first = struct.unpack_from(order + "HI", exif, 2)
@@ -128,7 +129,7 @@ def _read_directory(exif: bytes, order: str, offset: int) -> dict[int, float]:
     return tags
 
 
-def focal_over_longest_side(tags: dict[int, float], longest: int) -> float:
+def _focal_over_longest_side(tags: dict[int, float], longest: int) -> float:
     """NaN where the tags do not tell."""
     # Zero says that it is not known.
     if tags.get(FOCAL_LENGTH_35MM, 0) > 0:

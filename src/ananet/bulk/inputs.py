@@ -18,7 +18,7 @@ from ananet.correspondences import Correspondences
 from ananet.errors import InputError, MissingExtraError
 from ananet.estimators import Pose
 from ananet.features import Detector, Features, load_detector, match
-from ananet.files import atomic_path, check_file
+from ananet.files import atomic_path, check_file, import_h5py
 from ananet.images import exif_focal, read_image
 from ananet.integrations import hloc
 from ananet.integrations.colmap_database import Pair as ImagePair
@@ -188,7 +188,7 @@ class HlocFiles(Source):
 @lru_cache(maxsize=1)
 def _hloc_images(paths: tuple[Path, ...]) -> hloc.Images:
     """Opened once in a process, and left open: listing a million photos takes a minute."""
-    h5py = hloc.import_h5py()
+    h5py = import_h5py()
     return hloc.Images({path: h5py.File(path, "r") for path in paths})
 
 

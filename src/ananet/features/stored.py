@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ananet.cameras import pixel_scaling
 from ananet.defaults import MAX_KEYPOINTS
-from ananet.errors import InputError, MissingExtraError
+from ananet.errors import InputError
 from ananet.features.base import Detector, Features, check_image_size
-from ananet.files import hdf5_errors, is_file, read_dataset
+from ananet.files import hdf5_errors, import_h5py, is_file, read_dataset
 from ananet.stored_matches import read_some
 
 ARRAYS = ("points", "keypoints", "descriptors", "scores", "sizes", "angles", "image_size")
@@ -74,7 +73,7 @@ class StoredFeatures(Detector):
     def _read(self, photo: Path) -> tuple[str, dict[str, np.ndarray]]:
         """The name under which a photo's features are stored, and their arrays."""
         if self.path.suffix == ".h5":
-            h5py = _import_h5py()
+            h5py = import_h5py()
             with hdf5_errors(self.path), h5py.File(self.path, "r") as file:
                 for name in _names(photo):
                     group = file.get(name)
@@ -108,11 +107,3 @@ def _as_features(arrays: dict[str, np.ndarray], size: tuple[int, int]) -> Featur
         size = check_image_size(arrays["image_size"])
     more = {name: arrays.get(name) for name in ("sizes", "angles", "scores")}
     return Features(points, arrays["descriptors"], size, **more)
-
-
-def _import_h5py() -> Any:
-    try:
-        import h5py
-    except ImportError:
-        raise MissingExtraError("h5py", "h5") from None
-    return h5py

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from ananet.correspondences import Correspondences
-from ananet.errors import InputError, MissingExtraError
+from ananet.errors import InputError
 from ananet.features.matching import nearest_neighbours
-from ananet.files import atomic_path, check_file, check_output, hdf5_errors, read_dataset
+from ananet.files import atomic_path, check_file, check_output, hdf5_errors, import_h5py, read_dataset
 from ananet.integrations import neighbours
 from ananet.pruners import Pruned, Pruner, load
 
@@ -282,14 +282,6 @@ def open_file(path: Path) -> Iterator[Any]:
         file = h5py.File(path, "r")
     with file:
         yield file
-
-
-def import_h5py() -> ModuleType:
-    try:
-        import h5py
-    except ImportError:
-        raise MissingExtraError("h5py", "h5") from None
-    return h5py
 
 
 def register() -> None:

@@ -18,7 +18,7 @@ from ananet.cameras import camera_matrix, centred_camera
 from ananet.checks import check_positive
 from ananet.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.images import LONGEST, SHORTEST, focal_over_longest_side, read_tags, resize, scan_jpeg
+from ananet.images import exif_focal, resize, scan_jpeg
 from ananet.stored_matches import OPTIONAL, REQUIRED, entries_of, read_array
 from ananet.web.limits import Limits
 
@@ -117,7 +117,7 @@ def read_photo(name: str, data: bytes, limits: Limits) -> Photo:
     height, width = pixels.shape[:2]
     scale = limits.longest_side / max(width, height)
     reduced, scaling = resize(pixels, scale) if scale < 1 else (pixels, np.eye(3))
-    return Photo(name, reduced, scaling, (width, height), _exif_focal(data))
+    return Photo(name, reduced, scaling, (width, height), exif_focal(data))
 
 
 def photo_size(data: bytes) -> tuple[int, int] | None:
@@ -148,17 +148,6 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
         width, height = struct.unpack_from("<HH", data, 26)
         return width & 0x3FFF, height & 0x3FFF
     return None
-
-
-def _exif_focal(data: bytes) -> float | None:
-    try:
-        exif, size = scan_jpeg(io.BytesIO(data))
-        if exif is None or size is None:
-            return None
-        focal = focal_over_longest_side(read_tags(exif), max(size)) * max(size)
-    except (ArithmeticError, ValueError, LookupError, struct.error):
-        return None
-    return focal if SHORTEST * max(size) <= focal <= LONGEST * max(size) else None
 
 
 @dataclass(frozen=True, eq=False)

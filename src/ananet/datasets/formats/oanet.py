@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,8 @@ from ananet.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair, PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import PosedPhotos, StoredPairs
 from ananet.defaults import INLIER_DISTANCE
-from ananet.errors import InputError, MissingExtraError
-from ananet.files import atomic_path, check_file, read_lines
+from ananet.errors import InputError
+from ananet.files import atomic_path, check_file, import_h5py, read_lines
 
 GROUPS = ("xs", "ys", "Rs", "ts", "ratios", "mutuals", "cx1s", "cy1s", "cx2s", "cy2s", "f1s", "f2s")
 
@@ -73,7 +72,7 @@ class OANetDump(StoredPairs):
         self._file: Any = None
         with _readable(self.path):
             file = self._open()
-            missing = [group for group in GROUPS if file.get(group, getclass=True) is not _import_h5py().Group]
+            missing = [group for group in GROUPS if file.get(group, getclass=True) is not import_h5py().Group]
             if missing:
                 expected = f"the groups {', '.join(GROUPS)} in {path}"
                 raise InputError(f"path: expected {expected}, missing {', '.join(missing)}")
@@ -83,7 +82,7 @@ class OANetDump(StoredPairs):
 
     def _open(self) -> Any:
         if self._file is None:
-            h5py = _import_h5py()
+            h5py = import_h5py()
             if not self.path.is_file():
                 raise InputError(f"path: no such file: {self.path}")
             with _readable(self.path):
@@ -166,7 +165,7 @@ def _numbers(path: Path, file: Any, name: str) -> np.ndarray:
     """A dataset as a flat float64 array."""
     with _readable(path):
         data = file.get(name)
-        if not isinstance(data, _import_h5py().Dataset):
+        if not isinstance(data, import_h5py().Dataset):
             raise InputError(f"{path}: expected a dataset {name}, there is none")
         # A few bytes of a file may claim any size.
         if data.size is None or data.size > MOST_NUMBERS:
@@ -176,7 +175,7 @@ def _numbers(path: Path, file: Any, name: str) -> np.ndarray:
 
 def write_oanet_dump(path: str | Path, pairs: Iterable[LabelledPair]) -> None:
     """Writes pairs in OANet's layout. They need cameras, ratio, mutual flags, pose and distances."""
-    h5py = _import_h5py()
+    h5py = import_h5py()
     with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
         groups = {name: file.create_group(name) for name in GROUPS}
         for index, pair in enumerate(pairs):
@@ -254,7 +253,7 @@ def read_raw_scene(folder: str | Path, most_pairs: int | None = None) -> PosedSc
 
 def _read_camera(path: Path, image: Path) -> PosedImage:
     """A calibration file: K, with the principal point as an offset from the image centre, R, T and imsize (w, h)."""
-    h5py = _import_h5py()
+    h5py = import_h5py()
     check_file(path)
     with _readable(path), h5py.File(path, "r") as file:
         K, R, T, size = (_numbers(path, file, name) for name in ("K", "R", "T", "imsize"))
@@ -279,11 +278,3 @@ def _read_counts(path: Path) -> np.ndarray:
         return np.array(words, np.float64)
     except ValueError:
         raise InputError(f"{path}: expected numbers, got others") from None
-
-
-def _import_h5py() -> ModuleType:
-    try:
-        import h5py
-    except ImportError:
-        raise MissingExtraError("h5py", "h5") from None
-    return h5py
