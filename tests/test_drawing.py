@@ -89,9 +89,9 @@ def test_pictures_in_rows():
 def test_strips_make_bounded_pictures(shape):
     strip = np.full((*shape, 3), 128, np.uint8)
     ends = np.array([[0.0, 0.0], [shape[1] - 1, shape[0] - 1]])
-    start = time.perf_counter()
+    start = time.thread_time()
     picture = draw_matches(strip, strip, ends, ends, np.array([True, False]))
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2
     assert picture.shape[0] <= 640 + 36 and picture.shape[1] <= 2 * 4096 + 8
     # Both keep their shape.
     panel = make_panel(strip).pixels

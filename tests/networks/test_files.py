@@ -90,10 +90,10 @@ def test_headers_that_ask_for_too_much_are_refused_at_once(settings, message, tm
     net = network(blocks=1)
     tensors = {name: value.clone() for name, value in net.state_dict().items()}
     save_file(tensors, tmp_path / "w.safetensors", {"settings": settings})
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(InputError, match=message) as error:
         load_network(tmp_path / "w.safetensors")
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 5  # a network of that size would take minutes and gigabytes
     assert "w.safetensors" in str(error.value)
 
 

@@ -84,7 +84,7 @@ def test_a_lonely_pair_waits_no_longer_than_it_must():
     batcher, pruner = Batcher(longest_wait=0.05), Recorder()
     start = time.monotonic()
     batcher.submit(pruner, pair_of(3)).result(20)
-    assert 0.045 < time.monotonic() - start < 2
+    assert 0.045 < time.monotonic() - start < 10
     batcher.close()
 
 
