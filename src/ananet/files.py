@@ -151,7 +151,7 @@ def is_file(path: Path) -> bool:
 def check_file(path: Path) -> None:
     """Raises unless there is such a file."""
     if not is_file(path):
-        raise InputError(f"{path}: no such file")
+        raise InputError(f"{path}: expected a file, got a folder" if os.path.isdir(path) else f"{path}: no such file")
 
 
 @contextmanager

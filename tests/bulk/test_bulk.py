@@ -80,6 +80,39 @@ def test_other_settings_or_another_input_want_another_folder(tmp_path):
         run(folder, output, pruner="lpm")
 
 
+def test_what_is_wrong_is_told_before_anything_is_written(tmp_path):
+    folder, output = write_npz(tmp_path / "in", 1), tmp_path / "out"
+    listed, empty = tmp_path / "pairs.txt", tmp_path / "empty.txt"
+    listed.write_text("a.jpg b.jpg\n")
+    empty.write_text("# nothing\n")
+    for arguments, message in (
+        ({"detector": "nothing", "pairs": listed}, "detector: expected one of"),
+        ({"pairs": empty}, "pairs: expected two names in each line"),
+        ({"pairs": tmp_path / "none.txt"}, "none.txt: no such file"),
+        ({"min_matches": -1}, "min_matches: expected a whole number"),
+        ({"estimator": "nothing"}, "estimator: expected one of"),
+    ):
+        with pytest.raises(InputError, match=message):
+            run(folder, output, **arguments)
+    with pytest.raises(InputError, match="input: expected a folder of photos"):
+        run(listed, output, pairs=listed)
+    assert not list(output.iterdir())
+
+
+def test_a_damaged_output_is_told(tmp_path):
+    folder, output = write_npz(tmp_path / "in", 1), tmp_path / "out"
+    run(folder, output, pruner="lpm")
+    (part,) = output.glob("part-*")
+    part.write_bytes(part.read_bytes()[:50])
+    with pytest.raises(InputError, match=r"part-0000000.parquet: .* remove it and run again"):
+        run(folder, output, pruner="lpm")
+    part.unlink()
+    assert run(folder, output, pruner="lpm").counts.pairs == 1
+    (output / "bulk.json").write_text("[]")
+    with pytest.raises(InputError, match="bulk.json: expected the settings"):
+        run(folder, output, pruner="lpm")
+
+
 def test_databases(tmp_path):
     write_database(tmp_path / "in" / "a.db", 3)
     write_database(tmp_path / "in" / "more" / "b.db", 3, bad=1)

@@ -1,5 +1,7 @@
 """Parts are the same each time, and hold every pair once; what is wrong with a pair stays with it."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -91,16 +93,32 @@ def test_tables(tmp_path, nested):
         assert pair.cameras_known and pair.name0 == "a" and pair.key == str(number)
 
 
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ("abc", "points0: expected a list of numbers, got string"),
+        (["a", "b"], r"points0: expected a list of numbers, got list<"),
+        ([1.0, 2.0, 3.0], "points0: expected N x 2 numbers, got 3"),
+        (None, "row 0: expected points0 and points1, got no points0"),
+    ],
+)
+def test_tables_of_something_else(tmp_path, points, message):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"points0": [points], "points1": [[1.0, 2.0]]}), tmp_path / "pairs.parquet")
+    (pair,) = read_all(open_source(tmp_path), 1)
+    assert re.match(message, pair.error)
+
+
 def test_lists_of_photos(tmp_path):
     listed = tmp_path / "pairs.txt"
-    listed.write_bytes(b"# some\na b\n\na c\r\nd e f\nwith blank\tother blank\n\xff b\n/a b\nb ../c")
+    listed.write_bytes(b"# some\na b\n\na c\r\nd e f\nwith blank\tother blank\n\xff b\n/a b\nb ../c\nb c\0")
     source = PhotoPairs(tmp_path, listed, tmp_path / "features", "sift", 100)
     for size in (1, 2, 100):
         pairs = read_all(source, size)
         names = [(pair.name0, pair.name1) for pair in pairs]
         assert names == [
             ("a", "b"), ("a", "c"), (None, None), ("with blank", "other blank"), ("\ufffd", "b"),
-            (None, None), (None, None),
+            (None, None), (None, None), (None, None),
         ]  # fmt: skip
         assert "expected the names of two photos, got 'd e f'" in pairs[2].error
     assert source.photos() == ["a", "b", "c", "with blank", "other blank", "\ufffd"]

@@ -18,11 +18,12 @@ from ananet.cli.web import TOKEN, examples
 def test_wrong_arguments(run, monkeypatch):
     for arguments, message in (
         (("--port", "99999"), "--port: expected a whole number from 0 to 65535"),
+        (("--host", "999.1.1.1"), "--host and --port: expected an address to listen at"),
         (("--detectors", "nonsense"), "detector: expected one of"),
         (("--detectors", ","), "detectors: expected some of"),
         (("--pruner", "nonsense"), "pruner: expected one of"),
-        (("--max-requests", "0"), "in_flight: expected a whole number of at least 1"),
-        (("--batch-wait", "-1"), "longest_wait: expected a positive number"),
+        (("--max-requests", "0"), "--max-requests: expected a whole number of at least 1"),
+        (("--batch-wait", "-1"), "--batch-wait: expected a positive number"),
     ):
         code, _, err = run("web", *arguments)
         assert code == 2 and message in err

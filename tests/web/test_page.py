@@ -1,8 +1,12 @@
 """The page in a real browser: Chromium of the system's packages, driven by Playwright."""
 
 import shutil
+import struct
 import threading
 import time
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -10,6 +14,7 @@ import pytest
 import uvicorn
 
 from ananet.cli.web import examples
+from ananet.integrations.colmap_database import open_database
 from ananet.stored_matches import read_matches
 from ananet.web.app import create_app
 from tests.photos import photo
@@ -20,11 +25,9 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
 
 
-@pytest.fixture(scope="module")
-def address():
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(device="cpu", examples=examples()), port=0, log_level="warning", access_log=False)
-    )
+@contextmanager
+def served(app):
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -33,6 +36,12 @@ def address():
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture(scope="module")
+def address():
+    with served(create_app(device="cpu", examples=examples())) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -78,19 +87,35 @@ def send(page, first, second):
     page.wait_for_selector("#result:not([hidden]), #error:not([hidden])")
 
 
-def picture(page) -> bytes:
-    page.wait_for_timeout(100)
-    return page.locator("#canvas").screenshot()
+def picture(page) -> str:
+    """The canvas, once all that was asked for is drawn."""
+    drawn = "() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(() => r(canvas.toDataURL()))))"
+    return page.evaluate(drawn)
 
 
 def kept(page) -> int:
     return int(page.inner_text("#count").split()[0])
 
 
+def download(page, kind: str, folder: Path) -> Path:
+    with page.expect_download() as waiting:
+        page.click(f"#save-{kind}")
+    path = folder / waiting.value.suggested_filename
+    waiting.value.save_as(path)
+    return path
+
+
+def with_orientation(jpeg: bytes, turn: int) -> bytes:
+    """A JPEG file with an EXIF block that says nothing but this."""
+    tag = b"\x01\0" + struct.pack("<HHIHH", 0x0112, 3, 1, turn, 0) + bytes(4)
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + tag
+    return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg[2:]
+
+
 def test_two_photos_and_everything_about_them(page, folder, tmp_path):
     send(page, folder / "0.jpg", folder / "1.jpg")
     assert page.inner_text("#overlap").startswith("The photos show the same scene")
-    assert "Enter one to get it" in page.inner_text("#pose")
+    assert "Enter it to get the pose" in page.inner_text("#pose")
     first, count = picture(page), kept(page)
     assert count > 100
 
@@ -135,27 +160,107 @@ def test_two_photos_and_everything_about_them(page, folder, tmp_path):
     box = page.locator("#canvas").bounding_box()
     page.mouse.click(box["x"] + 0.3 * box["width"], box["y"] + 0.5 * box["height"])
     assert picture(page) != whole
+    scale = page.evaluate("view.scale")
     page.mouse.wheel(0, -400)
-    assert picture(page) != whole
+    page.wait_for_function(f"view.scale > {1.5 * scale}")
+    left = page.evaluate("view.x")
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 0.5 * box["height"], steps=3)
+    page.mouse.up()
+    assert page.evaluate("view.x") > left + 20
 
     page.focus("#threshold")
     page.keyboard.press("PageUp")
-    with page.expect_download() as waiting:
-        page.click("#save-npz")
-    waiting.value.save_as(tmp_path / "matches.npz")
-    stored = np.load(tmp_path / "matches.npz")
+    stored = np.load(download(page, "npz", tmp_path))
     assert stored["mask"].sum() == kept(page) and stored["mask"].dtype == bool
     assert len(read_matches(tmp_path / "matches.npz")) == len(stored["scores"]) == 2000
-    with page.expect_download() as waiting:
-        page.click("#save-csv")
-    waiting.value.save_as(tmp_path / "matches.csv")
-    table = np.loadtxt(tmp_path / "matches.csv", delimiter=",", skiprows=1)
+    table = np.loadtxt(download(page, "csv", tmp_path), delimiter=",", skiprows=1)
     np.testing.assert_allclose(table[:, :2], stored["points0"])
     assert (table[:, 4] == stored["mask"]).all()
-    with page.expect_download() as waiting:
-        page.click("#save-picture")
-    waiting.value.save_as(tmp_path / "matches.png")
-    assert cv2.imread(str(tmp_path / "matches.png")).std() > 20
+    assert cv2.imread(str(download(page, "picture", tmp_path))).std() > 20
+
+
+def test_colmap_takes_the_download(page, folder, tmp_path):
+    pycolmap = pytest.importorskip("pycolmap")
+    # Names as people have them: the same twice, with a blank.
+    for number in (0, 1):
+        (tmp_path / f"{number}").mkdir()
+        shutil.copy(folder / f"{number}.jpg", tmp_path / f"{number}" / "my photo.jpg")
+    send(page, tmp_path / "0" / "my photo.jpg", tmp_path / "1" / "my photo.jpg")
+    count = kept(page)
+    with zipfile.ZipFile(download(page, "colmap", tmp_path)) as archive:
+        assert archive.testzip() is None
+        archive.extractall(tmp_path)
+    names = ["my_photo.jpg", "second_my_photo.jpg"]
+    for number, name in enumerate(names):
+        assert (tmp_path / "images" / name).read_bytes() == (folder / f"{number}.jpg").read_bytes()
+
+    # As `feature_importer` and `matches_importer` read them, which pycolmap does not have.
+    path = tmp_path / "database.db"
+    pycolmap.Database.open(path).close()
+    pycolmap.import_images(path, tmp_path / "images")
+    lines = (tmp_path / "matches.txt").read_text().split("\n")
+    assert lines[0].split() == names and lines[-2:] == ["", ""]
+    indices = np.array([line.split() for line in lines[1:-2]], np.uint32)
+    with pycolmap.Database.open(path) as database:
+        numbers = [database.read_image_with_name(name).image_id for name in names]
+        for number, name in zip(numbers, names, strict=True):
+            header, *rows = (tmp_path / "features" / f"{name}.txt").read_text().splitlines()
+            assert header == f"{len(rows)} 128" and {len(row.split()) for row in rows} == {132}
+            database.write_keypoints(number, np.array([row.split()[:4] for row in rows], np.float32))
+        database.write_matches(*numbers, indices)
+    (tmp_path / "pairs.txt").write_text(" ".join(names))
+    pycolmap.verify_matches(path, tmp_path / "pairs.txt")
+    with pycolmap.Database.open(path) as database:
+        assert database.read_two_view_geometry_num_inliers()[1][0] > 0.8 * count
+
+    # The same pixels and sizes as in the other downloads.
+    stored = np.load(download(page, "npz", tmp_path))
+    assert len(indices) == count == stored["mask"].sum()
+    with open_database(path) as database:
+        for column, number in enumerate(numbers):
+            view, rows = database.view(number), indices[:, column]
+            points, sizes = (stored[f"{name}{column}"][stored["mask"]] for name in ("points", "sizes"))
+            np.testing.assert_allclose(view.points[rows], points, atol=1e-3)
+            np.testing.assert_allclose(view.sizes[rows], sizes, atol=1e-3)
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_colmap_gets_pixels_of_the_file_whatever_its_orientation(page, turn):
+    pixels = np.zeros((40, 80, 3), np.uint8)
+    pixels[8:11, 50:53] = 255
+    data = with_orientation(cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, 100])[1].tobytes(), turn)
+    upright = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    where = np.argwhere(upright[..., 0] > 128).mean(axis=0)[::-1]
+    found = page.evaluate(
+        """async ([data, where, width, height]) => {
+        const file = new Blob([Uint8Array.from(data)]);
+        return stored(where, { width, height }, await orientation(file)); }""",
+        [list(data), where.tolist(), upright.shape[1], upright.shape[0]],
+    )
+    assert found == pytest.approx([51, 9])
+
+
+def test_two_photos_dropped_at_once_and_a_match_pointed_at(page, folder):
+    photos = [list((folder / f"{number}.jpg").read_bytes()) for number in (0, 1)]
+    dropped = page.evaluate_handle(
+        """(photos) => { const data = new DataTransfer();
+        photos.forEach((bytes, i) => data.items.add(new File([Uint8Array.from(bytes)], `${i}.jpg`))); return data; }""",
+        photos,
+    )
+    page.dispatch_event("#drop0", "drop", {"dataTransfer": dropped})
+    page.wait_for_selector("#result:not([hidden])")
+    assert page.inner_text("#drop0") == "0.jpg" and page.inner_text("#drop1") == "1.jpg"
+    # The best match, at its end in the second photo.
+    n, (x, y) = page.evaluate("() => { const n = shown().pop(); return [n, toCanvas(1, answer.points1[n])]; }")
+    page.locator("#canvas").scroll_into_view_if_needed()
+    box = page.locator("#canvas").bounding_box()
+    page.mouse.move(box["x"] + x, box["y"] + y)
+    page.wait_for_selector("#hint:not([hidden])")
+    told = page.inner_text("#hint")
+    score, size, partner = page.evaluate(f"[answer.scores[{n}], answer.sizes1[{n}], answer.points0[{n}]]")
+    assert f"kept, score {score:.3f}" in told and f"and {size:.1f} px" in told
+    assert f"({partner[0]:.1f}, {partner[1]:.1f}) to (" in told
 
 
 def test_pixels_of_the_canvas_are_where_the_photos_say(page, folder):
@@ -183,6 +288,24 @@ def test_another_pruner(page, folder):
     assert page.inner_text("#threshold-value") == "0.50"
 
 
+def test_a_service_with_a_token(browser, folder):
+    with served(create_app(device="cpu", pruner="ratio", token="secret")) as address:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(address)
+        page.wait_for_selector("#error:has-text('Enter the token of the service.')")
+        page.fill("#token", "wrong")
+        page.keyboard.press("Tab")
+        page.wait_for_selector("#error:has-text('This is not the token of the service.')")
+        page.fill("#token", "secret")
+        page.keyboard.press("Tab")
+        page.wait_for_selector("#pruner option", state="attached")
+        assert not page.is_visible("#error")
+        send(page, folder / "0.jpg", folder / "1.jpg")
+        assert kept(page) > 100
+        context.close()
+
+
 def test_photos_that_do_not_overlap(page, folder):
     send(page, folder / "0.jpg", folder / "coffee.jpg")
     assert "do not seem to show the same scene" in page.inner_text("#overlap")
@@ -192,9 +315,9 @@ def test_photos_that_do_not_overlap(page, folder):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("notes.jpg", "notes.jpg: expected a JPEG, PNG or WebP photo, got something else"),
+        ("notes.jpg", "notes.jpg: expected a JPEG, PNG or WebP photo, got a file of another kind"),
         ("tiny.png", "tiny.png: no keypoints found in this image of 1 x 1 pixels"),
-        ("huge.png", "huge.png: expected at most 40,000,000 pixels, got 10000 x 10000"),
+        ("huge.png", "huge.png: expected at most 40,000,000 pixels, got 100,000,000 (10000 x 10000)"),
     ],
 )
 def test_errors_are_told(page, folder, name, message):
@@ -216,6 +339,10 @@ def test_a_phone(browser, address, folder, scheme):
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     box = page.locator("#canvas").bounding_box()
     assert box["height"] > box["width"]
+    # A finger scrolls past the photos until they are larger than their place.
+    assert page.evaluate("canvas.style.touchAction") == "pan-y"
+    page.tap("#zoom-in")
+    assert page.evaluate("canvas.style.touchAction") == "none"
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (max(int(part) for part in ground[4:-1].split(",")) < 60) == (scheme == "dark")
     context.close()

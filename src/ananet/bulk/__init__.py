@@ -42,12 +42,14 @@ MANIFEST, FEATURES, DATABASES = "bulk.json", "features", "databases"
 
 @dataclass(frozen=True)
 class Summary:
-    """What a call did, and what was done before it."""
+    """The result of a call, including parts that were done before it."""
 
     parts: int
+    """Files of the output."""
     skipped: int
     """Of these, parts that were there already; their pairs are counted below too."""
     counts: Counts
+    """Of pairs and matches."""
 
 
 def prune_in_bulk(
@@ -76,20 +78,21 @@ def prune_in_bulk(
         input: a folder of COLMAP databases (.db), of hloc's features and matches (.h5), of matches (.npz, as
             `ananet prune` reads them, or .parquet, a pair in each row); a single such file; or a folder of photos.
         output: a folder for part-*.parquet. On a cluster, all machines must see it and the input at the same paths.
-        pairs: of photos: a text file with two names a line.
+        pairs: for photos, a text file with two names per line.
         pruner: what `ananet.load` takes; None for the best one.
-        estimator: of the poses of pairs whose cameras are known.
-        detector, max_keypoints, focal, use_exif: of photos. `focal` is that of all, in pixels.
+        estimator: for the poses of pairs with known cameras.
+        detector, max_keypoints, focal, use_exif: for photos. `focal` holds for all of them, in pixels.
         databases: also write pruned copies of COLMAP databases, to OUTPUT/databases.
-        min_matches: a pair of such a copy that keeps fewer has none.
-        pairs_per_part: what is in memory at once, and lost when a process is killed.
-        retry_failed: do parts again that have failed pairs.
+        min_matches: pairs of such a copy that keep fewer lose all their matches.
+        pairs_per_part: pairs in memory at once, which are lost when a process is killed.
+        retry_failed: repeat parts with failed pairs.
         workers: actors that prune; None for one on each GPU, or on each CPU; 0 for a plain loop without Ray.
         address: of a Ray cluster; None for this machine.
         device: "auto" (GPUs if there are some), "cpu" or "cuda".
         progress: show a bar.
     """
     check_whole_number("pairs_per_part", pairs_per_part, 1)
+    check_whole_number("min_matches", min_matches, 0)
     if workers is not None:
         check_whole_number("workers", workers, 0)
     import_parquet()
@@ -106,9 +109,12 @@ def prune_in_bulk(
         source = open_source(input)
     else:
         source = PhotoPairs(input, Path(pairs), output / FEATURES, detector, max_keypoints, focal, use_exif)
+        source.load_detector("cpu")
     if databases and not isinstance(source, Databases):
         raise InputError(f"databases: expected COLMAP databases as the input, got {source.suffix} files")
     parts = list(source.parts(pairs_per_part))
+    if pairs is not None and not parts:
+        raise InputError(f"pairs: expected two names in each line, got no such line in {pairs}")
     with only_process(output):
         remove_temporaries(output)
         _check_manifest(output, {"pruner": identity, "estimator": estimator, **_settings(source)}, parts)
@@ -244,6 +250,8 @@ def _check_manifest(output: Path, settings: dict[str, Any], parts: list[Part]) -
         write_json(path, manifest, indent=2)
         return
     stored = read_json(path)
+    if not isinstance(stored, dict):
+        raise InputError(f"{path}: expected the settings of `ananet bulk`, got {type(stored).__name__}")
     changed = sorted(key for key in manifest.keys() | stored.keys() if manifest.get(key) != stored.get(key))
     if changed:
         told = ", ".join(f"{key} {stored.get(key)!r}, now {manifest.get(key)!r}" for key in changed)

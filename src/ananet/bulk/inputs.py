@@ -236,9 +236,7 @@ class Tables(Source):
         def read(pair: Pair) -> Pair:
             row = {name: rows[name][int(pair.key or 0) - part.first] for name in rows.column_names}
             names = {name: row.pop(name).as_py() for name in ("name0", "name1") if name in row}
-            arrays = {
-                name: _numbers(value).reshape(SHAPES.get(name, (-1,))) for name, value in row.items() if value.is_valid
-            }
+            arrays = {name: _numbers(name, value) for name, value in row.items() if value.is_valid}
             missing = [name for name in REQUIRED if name not in arrays]
             if missing:
                 raise InputError(f"row {pair.key}: expected {' and '.join(REQUIRED)}, got no {', '.join(missing)}")
@@ -265,16 +263,27 @@ def _open_table(path: Path) -> Any:
         raise InputError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
 
 
-def _numbers(value: Any) -> np.ndarray:
-    """A list of numbers, or of lists of numbers, flat."""
+def _numbers(name: str, value: Any) -> np.ndarray:
+    """The array of this name from a list of numbers, or of lists of numbers."""
+    no_numbers = InputError(f"{name}: expected a list of numbers, got {value.type}")
+    if not hasattr(value, "values"):
+        raise no_numbers
     values = value.values
     while hasattr(values, "flatten") and values.type.num_fields:
         values = values.flatten()
-    return values.to_numpy(zero_copy_only=False)
+    array = values.to_numpy(zero_copy_only=False)
+    if array.dtype.kind not in "biuf":
+        raise no_numbers
+    shape = SHAPES.get(name, (-1,))
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        rows = " x ".join("N" if length < 0 else str(length) for length in shape)
+        raise InputError(f"{name}: expected {rows} numbers, got {array.size}") from None
 
 
 class PhotoPairs(Source):
-    """Photos of a folder, and a text file with two of their names a line (a tab between them where names have blanks).
+    """Photos of a folder, and a text file with two of their names per line (a tab between them if names have blanks).
 
     Args:
         folder: of the photos.
@@ -299,6 +308,8 @@ class PhotoPairs(Source):
         use_exif: bool = True,
     ) -> None:
         check_file(listed)
+        if not folder.is_dir():
+            raise InputError(f"input: expected a folder of photos, got {folder}")
         super().__init__(folder, [listed.name])
         self.listed = listed.resolve()
         self.features, self.detector, self.max_keypoints = features, detector, max_keypoints
@@ -414,7 +425,7 @@ def _two_names(line: bytes) -> tuple[str, str]:
         raise InputError(f"expected the names of two photos, got {text!r}")
     for name in names:
         # Features go by the names of photos: a list from elsewhere must not write where it likes.
-        if Path(name).is_absolute() or ".." in Path(name).parts:
+        if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
             raise InputError(f"expected a photo in the folder of the input, got {name!r}")
     return names[0], names[1]
 

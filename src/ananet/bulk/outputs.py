@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ananet.bulk.inputs import Pair, import_parquet
+from ananet.errors import InputError
 from ananet.files import atomic_path
 from ananet.integrations.colmap_database import Pair as ImagePair
 from ananet.integrations.colmap_database import copy_database, open_database, transaction
@@ -41,7 +42,7 @@ def part_path(folder: Path, number: int) -> Path:
 
 
 def write_part(path: Path, pairs: Sequence[Pair], with_indices: bool) -> Counts:
-    """One row a pair, in the order of the input, all or nothing.
+    """One row per pair, in the order of the input, all or nothing.
 
     Args:
         with_indices: write which keypoints the matches join.
@@ -80,7 +81,12 @@ def write_part(path: Path, pairs: Sequence[Pair], with_indices: bool) -> Counts:
 
 
 def read_counts(path: Path) -> Counts:
-    return Counts(**json.loads(import_parquet().read_schema(path).metadata[COUNTS]))
+    try:
+        return Counts(**json.loads(import_parquet().read_schema(path).metadata[COUNTS]))
+    except (OSError, ValueError, TypeError, LookupError):
+        raise InputError(
+            f"{path}: expected a part of this output, got a damaged file; remove it and run again"
+        ) from None
 
 
 def _full(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
@@ -115,7 +121,7 @@ def write_database(source: Path, target: Path, parts: Sequence[Path], pruner: st
     Args:
         parts: all files with pairs of this database.
         pruner: what `ananet colmap` will know this pruner by, so that it does not prune the pairs again.
-        min_matches: a pair that keeps fewer has none.
+        min_matches: a pair that keeps fewer gets none.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_database(source) as original, atomic_path(target) as temporary:

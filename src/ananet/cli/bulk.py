@@ -18,10 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "input",
         type=Path,
         metavar="INPUT",
-        help="a folder of COLMAP databases (.db), hloc's files (.h5), matches (.npz, .parquet) or photos; or one file",
+        help="a folder of COLMAP databases (.db), hloc files (.h5), matches (.npz, .parquet) or photos; or one file",
     )
-    parser.add_argument("output", type=Path, metavar="OUTPUT", help="a folder; a second run does what is missing of it")
-    parser.add_argument("--pairs", type=Path, metavar="LIST", help="of photos: a text file with two names in each line")
+    parser.add_argument(
+        "output", type=Path, metavar="OUTPUT", help="a folder; a second run writes what is missing in it"
+    )
+    parser.add_argument(
+        "--pairs", type=Path, metavar="LIST", help="for photos: a text file with two names in each line"
+    )
     parser.add_argument(
         "--databases", action="store_true", help="write pruned copies of COLMAP databases too, to OUTPUT/databases"
     )
@@ -30,17 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=COLMAP_FEWEST_MATCHES,
         metavar="N",
-        help=f"with --databases: a pair that keeps fewer has none (default: {COLMAP_FEWEST_MATCHES}, as in COLMAP)",
+        help=f"with --databases: a pair that keeps fewer gets none (default: {COLMAP_FEWEST_MATCHES}, as in COLMAP)",
     )
-    parser.add_argument("--retry-failed", action="store_true", help="do parts again that have failed pairs")
+    parser.add_argument("--retry-failed", action="store_true", help="repeat parts with failed pairs")
     parser.add_argument(
         "--estimator",
         default=ESTIMATOR,
         metavar="NAME",
-        help=f"of poses, where both cameras are known (default: {ESTIMATOR})",
+        help=f"estimates poses if both cameras are known (default: {ESTIMATOR})",
     )
     cluster = parser.add_argument_group("where it runs")
-    cluster.add_argument("--address", help="of a Ray cluster, such as auto or ray://HOST:10001 (default: this machine)")
+    cluster.add_argument("--address", help="a Ray cluster, such as auto or ray://HOST:10001 (default: this machine)")
     cluster.add_argument(
         "--workers",
         type=int,
@@ -54,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pairs that are read, pruned and written together (default: 512)",
     )
     photos = parser.add_argument_group("photos, with --pairs")
-    photos.add_argument("--focal", type=float, help="focal length of all in pixels, in place of what EXIF says")
+    photos.add_argument("--focal", type=float, help="focal length of all photos in pixels, instead of EXIF")
     photos.add_argument("--no-exif", action="store_true", help="no focal lengths from EXIF")
     add_detector(parser)
     add_pruner(parser)
@@ -95,9 +99,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         facts = {"parts": summary.parts, "parts_skipped": summary.skipped, **asdict(counts)}
         print_json(facts | {"output": str(arguments.output)})
-        return 0
-    print(
-        f"{counts.pairs} pairs, {counts.failed} of them failed: kept {counts.kept} of {counts.matches} matches, "
-        f"{counts.poses} poses; {summary.parts} parts, {summary.skipped} of them done before, in {arguments.output}"
-    )
-    return 0
+    else:
+        print(
+            f"{counts.pairs} pairs, {counts.failed} of them failed: kept {counts.kept} of {counts.matches} matches, "
+            f"{counts.poses} poses; {summary.parts} parts, {summary.skipped} of them done before, in {arguments.output}"
+        )
+    if counts.failed:
+        print("ananet bulk: the column 'error' of the output says why pairs failed", file=sys.stderr)
+    # No answer at all is no success.
+    return int(0 < counts.failed == counts.pairs)

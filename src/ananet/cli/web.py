@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ananet.checks import check_whole_number
+from ananet.checks import check_positive, check_whole_number
 from ananet.cli.arguments import add_pruner
 from ananet.errors import InputError, MissingExtraError
 
@@ -24,33 +25,39 @@ MORE_CONNECTIONS = 200
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 is open to the network (default: 127.0.0.1)"
+        "--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 opens it to the network (default: 127.0.0.1)"
     )
     parser.add_argument("--port", type=int, default=8000, help="default: 8000")
     add_pruner(parser)
     parser.add_argument(
-        "--detectors", default="sift,orb", metavar="A,B,...", help="that clients may choose from (default: sift,orb)"
+        "--detectors", default="sift,orb", metavar="A,B,...", help="detectors to offer (default: sift,orb)"
     )
     parser.add_argument(
-        "--allow-origin", action="append", default=[], metavar="URL", help="of a site whose pages may call the service"
+        "--allow-origin", action="append", default=[], metavar="URL", help="a site whose pages may call the service"
     )
     limits = parser.add_argument_group(
-        "limits", f"A token in the environment variable {TOKEN} closes the service to those who do not send it."
+        "limits", f"With a token in the environment variable {TOKEN}, requests without it are refused."
     )
-    limits.add_argument("--max-upload", type=int, default=32, metavar="MB", help="of a request (default: 32)")
-    limits.add_argument("--max-megapixels", type=int, default=40, metavar="N", help="of a photo (default: 40)")
-    limits.add_argument("--max-matches", type=int, default=10_000, metavar="N", help="of a request (default: 10000)")
-    limits.add_argument("--max-requests", type=int, default=64, metavar="N", help="at a time (default: 64)")
-    limits.add_argument("--timeout", type=float, default=60.0, metavar="S", help="of a request (default: 60)")
+    limits.add_argument("--max-upload", type=int, default=32, metavar="MB", help="size of a request (default: 32)")
+    limits.add_argument("--max-megapixels", type=int, default=40, metavar="N", help="size of a photo (default: 40)")
+    limits.add_argument(
+        "--max-matches", type=int, default=10_000, metavar="N", help="matches per request (default: 10000)"
+    )
+    limits.add_argument("--max-requests", type=int, default=64, metavar="N", help="requests at a time (default: 64)")
+    limits.add_argument("--timeout", type=float, default=60.0, metavar="S", help="time for a request (default: 60)")
     limits.add_argument(
         "--longest-side",
         type=int,
         default=1600,
         metavar="PX",
-        help="larger photos are reduced before keypoints are looked for (default: 1600)",
+        help="larger photos are reduced before keypoints are detected (default: 1600)",
     )
-    limits.add_argument("--batch-wait", type=float, default=5.0, metavar="MS", help="for other requests (default: 5)")
-    limits.add_argument("--batch-pairs", type=int, default=16, metavar="N", help="pruned together (default: 16)")
+    limits.add_argument(
+        "--batch-wait", type=float, default=5.0, metavar="MS", help="how long a pair waits for others (default: 5)"
+    )
+    limits.add_argument(
+        "--batch-pairs", type=int, default=16, metavar="N", help="most pairs pruned together (default: 16)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,6 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
         if find_spec(module) is None:
             raise MissingExtraError(package, "web")
     check_whole_number("--port", arguments.port, 0, 65535)
+    for option in ("max_upload", "max_megapixels", "max_matches", "max_requests", "longest_side", "batch_pairs"):
+        check_whole_number(f"--{option.replace('_', '-')}", getattr(arguments, option), 1)
+    check_positive("--timeout", arguments.timeout, " of seconds")
+    check_positive("--batch-wait", arguments.batch_wait, " of milliseconds")
+    check_address(arguments.host, arguments.port)
     token = os.environ.get(TOKEN)
     if token is not None and (not token or not token.isascii() or not token.isprintable()):
         raise InputError(f"{TOKEN}: expected printable signs, got {'none' if not token else 'others'}")
@@ -103,6 +115,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def check_address(host: str, port: int) -> None:
+    """Raises where nobody can listen, before networks are loaded."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
+        raise InputError(f"--host and --port: expected an address to listen at, got {host}:{port} ({reason})") from None
+
+
 def examples() -> dict[str, Example]:
     """Pairs of pictures that come with scikit-image; none without it."""
     if find_spec("skimage") is None:
@@ -134,6 +156,6 @@ def examples() -> dict[str, Example]:
         moving.append(jpeg(pasted))
     return {
         "motorcycle": Example("Motorcycle, camera turned", (left, right), (cameras[0], cameras[1])),
-        "motions": Example("Two things that move", (moving[0], moving[1])),
-        "different": Example("Two different things", (left, coffee)),
+        "motions": Example("Two motions", (moving[0], moving[1])),
+        "different": Example("Two different scenes", (left, coffee)),
     }

@@ -128,7 +128,7 @@ def overlap_in_words(found: PhotoMatches) -> str:
     agree = f"{overlap.consistent} of {overlap.tested} mutual matches agree on a common geometry"
     if overlap.found:
         return f"The photos show the same scene: {agree}."
-    return f"The photos do not seem to show the same scene: {agree}, as many as chance brings."
+    return f"The photos do not seem to show the same scene: {agree}, no more than chance would give."
 
 
 def pose_in_words(found: PhotoMatches, cameras: Cameras) -> str:
@@ -136,7 +136,7 @@ def pose_in_words(found: PhotoMatches, cameras: Cameras) -> str:
     if not found.overlap.found:
         return "No pose: the photos have to show the same scene."
     if cameras.source is None:
-        return "No pose: it needs the focal length, which these photos do not tell. Enter one to get it."
+        return "No pose: the focal length is not known. Enter it to get the pose."
     if found.pose is None:
         return "No pose was found."
     R, t = found.pose.R, found.pose.t
@@ -153,7 +153,7 @@ def pose_in_words(found: PhotoMatches, cameras: Cameras) -> str:
         )
         if abs(value) >= WORTH_A_WORD
     ]
-    return f"{turned} and moved {' and '.join(words)}, as {int(found.pose.inliers.sum())} matches agree."
+    return f"{turned} and moved {' and '.join(words)}. {int(found.pose.inliers.sum())} matches agree with this."
 
 
 def _moved(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:

@@ -32,7 +32,12 @@ from ananet.web.limits import Guard, Limits, RefusedError, unless_gone
 from ananet.web.openapi import FIELDS, FORM, JSON, MATCH, MATCHED, NPZ, PRUNE, PRUNED, describe
 
 # The page, a handful of kilobytes each.
-STATIC = {"index.html": "text/html", "style.css": "text/css", "page.js": "text/javascript"}
+STATIC = {
+    "index.html": "text/html",
+    "style.css": "text/css",
+    "page.js": "text/javascript",
+    "downloads.js": "text/javascript",
+}
 # Detectors that come without weights of other people; whoever starts the service may allow more.
 PLAIN_DETECTORS = (DETECTOR, "orb")
 # Of one text field of a form.
@@ -223,9 +228,9 @@ def create_app(
         answer = await unless_gone(request, service.in_photo_thread(photos, fields))
         return Response(await run_in_threadpool(json.dumps, answer, allow_nan=False), media_type=JSON)
 
-    @app.get("/v1/pruners", summary="What can be asked for")
+    @app.get("/v1/pruners", summary="Pruners, detectors and limits")
     async def pruners() -> dict[str, Any]:
-        """Pruners and detectors by name, the limits, and examples."""
+        """Pruners and detectors by name, and the limits of a request."""
         summaries = list_pruners()
         return {
             "default": service.default_pruner,

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -146,7 +145,7 @@ class Guard:
         path: str = scope["path"]
         origin = headers.get("origin")
         # A page of another site could make its visitors send requests to a service on their own machine.
-        if origin is not None and origin not in self.origins and urlsplit(origin).netloc != headers.get("host"):
+        if origin is not None and origin not in self.origins and origin.partition("://")[2] != headers.get("host"):
             raise RefusedError(403, "origin: expected a page of this service, got one of another site")
         closed = path.startswith("/v1/") or path == "/metrics"
         if self.token is not None and closed and scope["method"] != "OPTIONS":

@@ -44,33 +44,35 @@ FIELDS = {
     "motions": "true or false: whether to tell which matches move together (default: true)",
 }
 _PHOTOS = {"photo0": "a JPEG, PNG or WebP file", "photo1": "a JPEG, PNG or WebP file"}
-_ERROR = {"content": {JSON: {"schema": _described(["error"], error="what was expected, and what came")}}}
+_ERROR = {"content": {JSON: {"schema": _described(["error"], error="what was expected and what was sent")}}}
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "Something about the input is wrong", **_ERROR},
     401: {"description": "The token is missing or wrong", **_ERROR},
+    403: {"description": "The request comes from a page of another site", **_ERROR},
     413: {"description": "The request is too large", **_ERROR},
+    415: {"description": "The content type is not one of those above", **_ERROR},
     429: {"description": "Too many requests at a time", **_ERROR},
     504: {"description": "It took too long", **_ERROR},
 }
 _PRUNED = _described(
     ["pruner", "threshold", "mask", "scores"],
-    pruner="whose answer it is",
+    pruner="that gave the scores",
     threshold="the score above which a match is kept",
     mask="[N] which matches to keep",
     scores="[N] how likely each match is right",
 )
-PRUNED = ERRORS | {200: {"description": "The verdict", "content": {JSON: {"schema": _PRUNED}}}}
+PRUNED = ERRORS | {200: {"description": "Mask and scores", "content": {JSON: {"schema": _PRUNED}}}}
 PRUNE = {
     "requestBody": {"required": True, "content": {kind: {"schema": _MATCHES} for kind in (JSON, NPZ)}},
     "parameters": [{"name": "pruner", "in": "query", "schema": {"type": "string"}}],
 }
 _MATCHED = _described(
     [],
-    photos="of each: name, width, height, number of keypoints",
-    detector="whose keypoints they are",
-    pruner="whose verdict it is",
+    photos="name, width, height and number of keypoints of each photo",
+    detector="that found the keypoints",
+    pruner="that gave the scores",
     threshold="the score above which a match is kept",
-    kept="how many are",
+    kept="the number of kept matches",
     points0="[N x 2] pixels (x, y) in the first photo, upright as it was sent",
     points1="[N x 2] pixels in the second photo",
     mask="[N] which matches to keep",
@@ -86,10 +88,10 @@ _MATCHED = _described(
     pose="R and t (X1 = R X0 + t, t of length 1), inliers, parallax_degrees, rotation_only, estimator; or null",
     pose_in_words="how the camera moved",
     fundamental="[3 x 3] F with p1^T F p0 = 0 in pixels, or null",
-    motions="which matches move together: count, motions, and labels [N], -1 for none; or null",
+    motions="which matches move together: count, motions, and labels ([N], -1 for none); or null",
     milliseconds="of each step",
 )
-MATCHED = ERRORS | {200: {"description": "What became of the photos", "content": {JSON: {"schema": _MATCHED}}}}
+MATCHED = ERRORS | {200: {"description": "Matches, scores, overlap and pose", "content": {JSON: {"schema": _MATCHED}}}}
 MATCH = {
     "requestBody": {
         "required": True,

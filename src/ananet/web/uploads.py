@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import struct
 import zipfile
 from dataclasses import dataclass
@@ -28,6 +27,8 @@ NPZ = Path("npz")
 NUMBERS_OF_A_MATCH, HEADERS_BYTES = 16, 65_536
 # A directory of hundreds of thousands of entries takes seconds to read.
 MOST_ENTRIES = 64
+# Of a focal length or a principal point: no camera has more, and single precision takes it.
+MOST_PIXELS = 1e9
 
 
 def matches_from_json(data: bytes, limits: Limits) -> tuple[Correspondences, str | None]:
@@ -44,15 +45,25 @@ def matches_from_json(data: bytes, limits: Limits) -> tuple[Correspondences, str
     missing = [name for name in REQUIRED if name not in given]
     unknown = sorted(set(given) - {*REQUIRED, *OPTIONAL})
     if missing or unknown:
-        raise InputError(
-            f"body: expected {', '.join(REQUIRED)} and optionally {', '.join((*OPTIONAL, 'pruner'))}, "
-            f"got {_shown(', '.join(given)) or 'nothing'}"
-        )
+        got = f"no {', '.join(missing)}" if missing else _shown(", ".join(unknown))
+        optional = ", ".join((*OPTIONAL, "pruner"))
+        raise InputError(f"body: expected {', '.join(REQUIRED)} and optionally {optional}, got {got}")
     for name, values in given.items():
         if values is not None and not isinstance(values, list):
             raise InputError(f"{name}: expected a list of numbers, got {type(values).__name__}")
         _check_count(name, len(values or ()), limits)
-    return Correspondences(**{name: values for name, values in given.items() if values is not None}), pruner
+    arrays = {name: _array(name, values) for name, values in given.items() if values is not None}
+    return Correspondences(**arrays), pruner
+
+
+def _array(name: str, values: list[Any]) -> np.ndarray:
+    try:
+        array = np.array(values)
+    except ValueError:
+        raise InputError(f"{name}: expected lists of the same length, got others") from None
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{name}: expected a list of numbers, got other values")
+    return array
 
 
 def matches_from_npz(data: bytes, limits: Limits) -> tuple[Correspondences, None]:
@@ -104,16 +115,18 @@ def read_photo(name: str, data: bytes, limits: Limits) -> Photo:
     name = _shown(name) or "photo"
     size = photo_size(data)
     if size is None:
-        raise InputError(f"{name}: expected a JPEG, PNG or WebP photo, got something else")
+        raise InputError(f"{name}: expected a JPEG, PNG or WebP photo, got a file of another kind")
     width, height = size
     if width * height > limits.pixels:
-        raise InputError(f"{name}: expected at most {limits.pixels:,} pixels, got {width} x {height}")
+        raise InputError(
+            f"{name}: expected at most {limits.pixels:,} pixels, got {width * height:,} ({width} x {height})"
+        )
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     except (cv2.error, MemoryError):
         pixels = None
     if pixels is None:
-        raise InputError(f"{name}: not an image that OpenCV can read")
+        raise InputError(f"{name}: expected a photo, got a damaged or incomplete file")
     height, width = pixels.shape[:2]
     scale = limits.longest_side / max(width, height)
     reduced, scaling = resize(pixels, scale) if scale < 1 else (pixels, np.eye(3))
@@ -192,7 +205,7 @@ def _numbers(name: str, text: str, count: int, expected: str) -> list[float]:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if len(found) != count or not all(map(math.isfinite, found)):
+    if len(found) != count or not all(abs(value) < MOST_PIXELS for value in found):
         raise InputError(f"{name}: expected {expected}, got {_shown(text)!r}")
     return found
 

@@ -11,7 +11,8 @@ const GAP = 8, NEAR = 14, CLICK = 5;
 const files = [null, null];       // what was chosen
 let cameras = null;               // of an example
 let answer = null;                // of the service
-let pictures = [null, null];      // bitmaps of the photos that the answer is about
+let sources = [null, null];       // files that the answer is about
+let pictures = [null, null];      // bitmaps of these
 let moved = false;                // whether the slider was moved: until then the pruner's own mask counts
 let view = { scale: 1, x: 0, y: 0 };
 let chosen = -1;                  // the match under the pointer, or reached by keys
@@ -32,7 +33,10 @@ async function ask(path, options = {}) {
     throw new Error("The service does not answer.");
   }
   const body = await response.json().catch(() => ({}));
-  if (response.status === 401) $("token-field").hidden = false;
+  if (response.status === 401) {
+    $("token-field").hidden = false;
+    throw new Error($("token").value ? "This is not the token of the service." : "Enter the token of the service.");
+  }
   if (!response.ok) throw new Error(body.error || `The service answered ${response.status}.`);
   return body;
 }
@@ -58,7 +62,7 @@ async function match() {
     const found = await ask("/v1/match", { method: "POST", body: form });
     const bitmaps = await Promise.all(sent.map((file) => createImageBitmap(file)));
     if (number !== asked) return;
-    [answer, pictures] = [found, bitmaps];
+    [answer, sources, pictures] = [found, sent, bitmaps];
     show();
   } catch (error) {
     if (number !== asked) return;
@@ -81,7 +85,10 @@ async function choices() {
     option.title = summary;
     return option;
   }));
+  about();
 }
+
+const about = () => { $("about").textContent = $("pruner").selectedOptions[0].title; };
 
 async function examples() {
   for (const example of await ask("/examples")) {
@@ -111,6 +118,7 @@ function choose(i, file) {
   image.onerror = () => { image.hidden = true; };
   image.src = URL.createObjectURL(file);
   $(`drop${i}`).querySelector("span").textContent = file.name;
+  $(`drop${i}`).classList.add("chosen");
 }
 
 function take(i, list) {
@@ -213,6 +221,8 @@ function fit() {
   canvas.style.height = `${Math.round(high)}px`;
   const scale = Math.min(wide / width, high / height);
   view = { scale, x: (wide - width * scale) / 2, y: (high - height * scale) / 2 };
+  // While all is in sight, a finger that moves up or down scrolls the page.
+  canvas.style.touchAction = "pan-y";
   draw();
 }
 
@@ -220,6 +230,7 @@ function zoom(factor, x = canvas.clientWidth / 2, y = canvas.clientHeight / 2) {
   const scale = Math.min(200, Math.max(0.02, view.scale * factor));
   const f = scale / view.scale;
   view = { scale, x: x - f * (x - view.x), y: y - f * (y - view.y) };
+  canvas.style.touchAction = "none";
   draw();
 }
 
@@ -447,92 +458,29 @@ $("fit").onclick = () => fit();
 $("threshold").oninput = () => { moved = true; count(); draw(); };
 for (const name of ["kept", "removed", "conflicting", "motions"]) $(`show-${name}`).onchange = () => draw();
 $("form").onsubmit = (event) => { event.preventDefault(); match(); };
-for (const name of ["detector", "pruner"]) $(name).onchange = () => { if (answer) match(); };
+for (const name of ["detector", "pruner"]) $(name).onchange = () => { about(); if (answer) match(); };
+$("token").onchange = () => choices().then(() => tell(null), tell);
 window.addEventListener("resize", () => { if (answer) fit(); });
 
-// ---- downloads
+// ---- downloads: all matches, with what the threshold keeps
 
-function save(name, blob) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-}
-
-$("save-csv").onclick = () => {
-  const rows = answer.scores.map((score, n) => [...answer.points0[n], ...answer.points1[n], Number(kept(n)), score,
-    answer.ratio[n], Number(answer.mutual[n]), ...answer.indices[n]].join(","));
-  save("matches.csv", new Blob([`x0,y0,x1,y1,kept,score,ratio,mutual,index0,index1\n${rows.join("\n")}\n`], { type: "text/csv" }));
+const saves = {
+  npz: () => ["matches.npz", npz(answer, kept)],
+  csv: () => ["matches.csv", csv(answer, kept)],
+  colmap: async () => ["colmap.zip", await colmap(answer, kept, sources)],
+  picture: async () => { paint(); return ["matches.png", await new Promise((resolve) => canvas.toBlob(resolve))]; },
 };
-
-$("save-picture").onclick = () => { paint(); canvas.toBlob((blob) => save("matches.png", blob)); };
-
-$("save-npz").onclick = () => {
-  const count = answer.scores.length;
-  const flat = (values) => Float64Array.from(values.flat());
-  const arrays = {
-    points0: ["<f8", [count, 2], flat(answer.points0)], points1: ["<f8", [count, 2], flat(answer.points1)],
-    mask: ["|b1", [count], Uint8Array.from(answer.scores.keys(), (n) => (kept(n) ? 1 : 0))],
-    scores: ["<f8", [count], flat(answer.scores)], ratio: ["<f8", [count], flat(answer.ratio)],
-    mutual: ["|b1", [count], Uint8Array.from(answer.mutual, Number)],
-    indices: ["<i4", [count, 2], Int32Array.from(answer.indices.flat())],
+for (const [name, make] of Object.entries(saves)) {
+  const save = async () => {
+    const [title, content] = await make();
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([content]));
+    link.download = title;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   };
-  answer.photos.forEach((photo, i) => { arrays[`size${i}`] = ["<f8", [2], flat([photo.width, photo.height])]; });
-  for (const name of ["K0", "K1"]) if (answer.cameras[name]) arrays[name] = ["<f8", [3, 3], flat(answer.cameras[name])];
-  for (const name of ["sizes0", "sizes1"]) if (answer[name]) arrays[name] = ["<f8", [count], flat(answer[name])];
-  if (answer.pose) Object.assign(arrays, { R: ["<f8", [3, 3], flat(answer.pose.R)], t: ["<f8", [3], flat(answer.pose.t)] });
-  save("matches.npz", new Blob([zip(Object.entries(arrays).map(([name, of]) => [`${name}.npy`, npy(...of)]))]));
-};
-
-// numpy's format, version 1.0: a magic number, a header that fills up to a multiple of 64 bytes, the data.
-function npy(kind, shape, data) {
-  const words = `{'descr': '${kind}', 'fortran_order': False, 'shape': (${shape.join(", ")}${shape.length === 1 ? "," : ""}), }`;
-  const header = `${words.padEnd(Math.ceil((words.length + 11) / 64) * 64 - 11)}\n`;
-  const bytes = new Uint8Array(10 + header.length + data.byteLength);
-  bytes.set([0x93, 78, 85, 77, 80, 89, 1, 0, header.length & 255, header.length >> 8]);
-  bytes.set(new TextEncoder().encode(header), 10);
-  bytes.set(new Uint8Array(data.buffer), 10 + header.length);
-  return bytes;
-}
-
-function crc32(bytes) {
-  let crc = -1;
-  for (const byte of bytes) {
-    crc ^= byte;
-    for (let bit = 0; bit < 8; bit++) crc = (crc >>> 1) ^ (crc & 1 ? 0xedb88320 : 0);
-  }
-  return ~crc >>> 0;
-}
-
-// A zip archive without compression: every file behind a header, then all headers again with their places.
-function zip(entries) {
-  const parts = [], directory = [];
-  let offset = 0;
-  const numbers = (...values) => {
-    const bytes = new DataView(new ArrayBuffer(values.reduce((sum, [size]) => sum + size, 0)));
-    values.reduce((at, [size, value]) => {
-      if (size === 2) bytes.setUint16(at, value, true); else bytes.setUint32(at, value, true);
-      return at + size;
-    }, 0);
-    return new Uint8Array(bytes.buffer);
-  };
-  for (const [name, data] of entries) {
-    const written = new TextEncoder().encode(name);
-    // Version 2.0, stored, 1 January 1980.
-    const common = [[2, 20], [2, 0], [2, 0], [2, 0], [2, 33], [4, crc32(data)], [4, data.length], [4, data.length],
-      [2, written.length], [2, 0]];
-    const local = numbers([4, 0x04034b50], ...common);
-    directory.push(numbers([4, 0x02014b50], [2, 20], ...common, [2, 0], [2, 0], [2, 0], [4, 0], [4, offset]), written);
-    parts.push(local, written, data);
-    offset += local.length + written.length + data.length;
-  }
-  const length = directory.reduce((sum, part) => sum + part.length, 0);
-  const end = numbers([4, 0x06054b50], [2, 0], [2, 0], [2, entries.length], [2, entries.length], [4, length], [4, offset], [2, 0]);
-  const all = new Uint8Array(offset + length + end.length);
-  let at = 0;
-  for (const part of [...parts, ...directory, end]) { all.set(part, at); at += part.length; }
-  return all;
+  // A photo may be gone from the disk by now.
+  $(`save-${name}`).onclick = () => save().catch(tell);
 }
 
 choices().catch(tell);

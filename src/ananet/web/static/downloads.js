@@ -1,0 +1,149 @@
+// Matches as files: .npz, .csv, and a .zip for COLMAP. `kept` says of the n-th match whether it is.
+"use strict";
+
+function csv(answer, kept) {
+  const rows = answer.scores.map((score, n) => [...answer.points0[n], ...answer.points1[n], Number(kept(n)), score,
+    answer.ratio[n], Number(answer.mutual[n]), ...answer.indices[n]].join(","));
+  return `x0,y0,x1,y1,kept,score,ratio,mutual,index0,index1\n${rows.join("\n")}\n`;
+}
+
+function npz(answer, kept) {
+  const count = answer.scores.length;
+  const flat = (values) => Float64Array.from(values.flat());
+  const arrays = {
+    points0: ["<f8", [count, 2], flat(answer.points0)], points1: ["<f8", [count, 2], flat(answer.points1)],
+    mask: ["|b1", [count], Uint8Array.from(answer.scores.keys(), (n) => (kept(n) ? 1 : 0))],
+    scores: ["<f8", [count], flat(answer.scores)], ratio: ["<f8", [count], flat(answer.ratio)],
+    mutual: ["|b1", [count], Uint8Array.from(answer.mutual, Number)],
+    indices: ["<i4", [count, 2], Int32Array.from(answer.indices.flat())],
+  };
+  answer.photos.forEach((photo, i) => { arrays[`size${i}`] = ["<f8", [2], flat([photo.width, photo.height])]; });
+  for (const name of ["K0", "K1"]) if (answer.cameras[name]) arrays[name] = ["<f8", [3, 3], flat(answer.cameras[name])];
+  for (const name of ["sizes0", "sizes1"]) if (answer[name]) arrays[name] = ["<f8", [count], flat(answer[name])];
+  if (answer.pose) Object.assign(arrays, { R: ["<f8", [3, 3], flat(answer.pose.R)], t: ["<f8", [3], flat(answer.pose.t)] });
+  return zip(Object.entries(arrays).map(([name, of]) => [`${name}.npy`, npy(...of)]));
+}
+
+// ---- COLMAP: both photos, the keypoints of the kept matches, the matches, and how to import them
+
+const COLMAP_README = `Import these matches into a new COLMAP database:
+
+  colmap feature_importer --database_path database.db --image_path images --import_path features
+  colmap matches_importer --database_path database.db --match_list_path matches.txt --match_type raw
+
+Reconstruct both cameras and the points from it:
+
+  mkdir sparse
+  colmap mapper --database_path database.db --image_path images --output_path sparse
+
+The keypoints are those of the kept matches. Their descriptors are zero: do not match them again.
+`;
+
+async function colmap(answer, kept, files) {
+  const chosen = [...answer.scores.keys()].filter(kept);
+  // Names in a list of matches are separated by blanks, and two photos need two names.
+  const names = files.map((file) => file.name.replace(/\s+/g, "_"));
+  if (names[0] === names[1]) names[1] = `second_${names[1]}`;
+  const entries = [["README.txt", COLMAP_README]];
+  const numbers = [];
+  for (const i of [0, 1]) {
+    const turn = await orientation(files[i]);
+    // Several matches may share a keypoint.
+    const first = new Map();
+    for (const n of chosen) if (!first.has(answer.indices[n][i])) first.set(answer.indices[n][i], n);
+    const rows = [...first.values()].map((n) => {
+      const [x, y] = stored(answer[`points${i}`][n], answer.photos[i], turn);
+      // The centre of COLMAP's first pixel is (0.5, 0.5), and its scale is a radius.
+      const scale = answer[`sizes${i}`] ? answer[`sizes${i}`][n] / 2 : 1;
+      return `${(x + 0.5).toFixed(4)} ${(y + 0.5).toFixed(4)} ${scale.toFixed(4)} 0${" 0".repeat(128)}\n`;
+    });
+    entries.push([`images/${names[i]}`, new Uint8Array(await files[i].arrayBuffer())]);
+    entries.push([`features/${names[i]}.txt`, `${rows.length} 128\n${rows.join("")}`]);
+    numbers.push(new Map([...first.keys()].map((index, row) => [index, row])));
+  }
+  const pairs = chosen.map((n) => answer.indices[n].map((index, i) => numbers[i].get(index)).join(" "));
+  entries.push(["matches.txt", `${names.join(" ")}\n${pairs.join("\n")}\n\n`]);
+  return zip(entries);
+}
+
+// COLMAP does not turn photos upright: a pixel of the upright photo as the file has it, by its EXIF orientation.
+function stored([x, y], { width, height }, turn) {
+  if ([2, 3, 6, 7].includes(turn)) x = width - 1 - x;
+  if ([3, 4, 7, 8].includes(turn)) y = height - 1 - y;
+  return turn > 4 ? [y, x] : [x, y];
+}
+
+// The EXIF orientation of a JPEG file, 1 to 8; 1 where there is none.
+async function orientation(file) {
+  const bytes = new DataView(await file.arrayBuffer());
+  try {
+    let at = 2;
+    if (bytes.getUint16(0) !== 0xffd8) return 1;
+    // Segments, up to the one with the letters "Exif".
+    while (bytes.getUint16(at) !== 0xffe1 || bytes.getUint32(at + 4) !== 0x45786966) {
+      if (bytes.getUint8(at) !== 0xff || bytes.getUint8(at + 1) === 0xda) return 1;
+      at += 2 + bytes.getUint16(at + 2);
+    }
+    const tiff = at + 10, little = bytes.getUint16(tiff) === 0x4949;
+    const directory = tiff + bytes.getUint32(tiff + 4, little);
+    for (let entry = 0; entry < bytes.getUint16(directory, little); entry++) {
+      const place = directory + 2 + 12 * entry;
+      if (bytes.getUint16(place, little) === 0x0112) return bytes.getUint16(place + 8, little);
+    }
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error;  // the file ends where more was announced
+  }
+  return 1;
+}
+
+// ---- formats
+
+// numpy's format, version 1.0: a magic number, a header that fills up to a multiple of 64 bytes, the data.
+function npy(kind, shape, data) {
+  const words = `{'descr': '${kind}', 'fortran_order': False, 'shape': (${shape.join(", ")}${shape.length === 1 ? "," : ""}), }`;
+  const header = `${words.padEnd(Math.ceil((words.length + 11) / 64) * 64 - 11)}\n`;
+  const bytes = new Uint8Array(10 + header.length + data.byteLength);
+  bytes.set([0x93, 78, 85, 77, 80, 89, 1, 0, header.length & 255, header.length >> 8]);
+  bytes.set(new TextEncoder().encode(header), 10);
+  bytes.set(new Uint8Array(data.buffer), 10 + header.length);
+  return bytes;
+}
+
+function crc32(bytes) {
+  let crc = -1;
+  for (const byte of bytes) {
+    crc ^= byte;
+    for (let bit = 0; bit < 8; bit++) crc = (crc >>> 1) ^ (crc & 1 ? 0xedb88320 : 0);
+  }
+  return ~crc >>> 0;
+}
+
+// A zip archive without compression: every file behind a header, then all headers again with their places.
+function zip(entries) {
+  const parts = [], directory = [];
+  let offset = 0;
+  const numbers = (...values) => {
+    const bytes = new DataView(new ArrayBuffer(values.reduce((sum, [size]) => sum + size, 0)));
+    values.reduce((at, [size, value]) => {
+      if (size === 2) bytes.setUint16(at, value, true); else bytes.setUint32(at, value, true);
+      return at + size;
+    }, 0);
+    return new Uint8Array(bytes.buffer);
+  };
+  for (const [name, content] of entries) {
+    const written = new TextEncoder().encode(name), data = typeof content === "string" ? new TextEncoder().encode(content) : content;
+    // Version 2.0, names in UTF-8, stored, 1 January 1980.
+    const common = [[2, 20], [2, 0x0800], [2, 0], [2, 0], [2, 33], [4, crc32(data)], [4, data.length], [4, data.length],
+      [2, written.length], [2, 0]];
+    const local = numbers([4, 0x04034b50], ...common);
+    directory.push(numbers([4, 0x02014b50], [2, 20], ...common, [2, 0], [2, 0], [2, 0], [4, 0], [4, offset]), written);
+    parts.push(local, written, data);
+    offset += local.length + written.length + data.length;
+  }
+  const length = directory.reduce((sum, part) => sum + part.length, 0);
+  const end = numbers([4, 0x06054b50], [2, 0], [2, 0], [2, entries.length], [2, entries.length], [4, length], [4, offset], [2, 0]);
+  const all = new Uint8Array(offset + length + end.length);
+  let at = 0;
+  for (const part of [...parts, ...directory, end]) { all.set(part, at); at += part.length; }
+  return all;
+}
