@@ -93,7 +93,7 @@ def test_indices_that_overflowed(tmp_path):
     rng = np.random.default_rng(0)
     write_features(tmp_path / "f.h5", {"a": (rng.random((3, 2)), (9, 9)), "b": (rng.random((40_001, 2)), (9, 9))})
     write_matches(tmp_path / "m.h5", {"a/b": np.array([40_000, -1, 7])})
-    with pytest.warns(UserWarning, match="overflowed 16 bits and were mended"):
+    with pytest.warns(UserWarning, match="overflowed 16 bits and were repaired"):
         hloc.prune_matches(tmp_path / "f.h5", tmp_path / "m.h5", tmp_path / "p.h5", pruner="all")
     with h5py.File(tmp_path / "p.h5") as file:
         assert file["a/b/matches0"][()].tolist() == [40_000, -1, 7]

@@ -39,11 +39,14 @@ COARSE_IN_HALF = 1024
 
 @dataclass(frozen=True)
 class Summary:
-    """What pruning a file of matches came to."""
+    """The result of pruning a file of matches."""
 
     pairs: int
+    """Pairs in the file."""
     matches: int
+    """Matches before pruning."""
     kept: int
+    """Matches after pruning."""
     empty: int
     """Pairs of which nothing is left."""
 
@@ -69,7 +72,7 @@ def prune_matches(
     descriptors: bool = False,
     progress: bool = False,
 ) -> Summary:
-    """Write the right ones among hloc's matches to a new file of the same layout.
+    """Prune hloc's matches and write them to a new file of the same layout.
 
     Args:
         features, matches: hloc's files.
@@ -77,7 +80,7 @@ def prune_matches(
         reference: features of the images that `features` does not have.
         pruner: a name that `ananet.load` takes, or a pruner; None for the best one.
         device: where it runs.
-        descriptors: whether the matches are nearest neighbours, so that the descriptors tell ratio and mutual flag.
+        descriptors: whether the matches are nearest neighbours, so that descriptors give ratio and mutual flag.
         progress: show a bar.
     """
     paths = [Path(features), *([] if reference is None else [Path(reference)])]
@@ -220,14 +223,14 @@ class Images:
 
 
 def _whole_indices(matches0: np.ndarray, count: int, group: str) -> np.ndarray:
-    """[N0] int64 indices below `count` or -1; those that overflowed 16 bits are mended where that is possible."""
+    """[N0] int64 indices below `count` or -1; those that overflowed 16 bits are repaired where possible."""
     if matches0.dtype.kind not in "iu":
         raise InputError(f"{group}: matches0: expected whole numbers, got {matches0.dtype}")
     indices = matches0.astype(np.int64)
     if matches0.dtype.itemsize == 2 and count > LARGEST_SIGNED + 1:
         if count > LARGEST_UNSIGNED + 1:
             raise InputError(f"{group}: {count} keypoints do not fit the 16 bits of matches0; match again, with fewer")
-        warnings.warn(f"{group}: indices above {LARGEST_SIGNED} overflowed 16 bits and were mended", stacklevel=2)
+        warnings.warn(f"{group}: indices above {LARGEST_SIGNED} overflowed 16 bits and were repaired", stacklevel=2)
         return np.where(indices < -1, indices + 2**16, indices)
     if (indices < -1).any():
         raise InputError(f"{group}: matches0: expected indices or -1, got {indices.min()}")
