@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean fuzz kill-test release-check
+.PHONY: demo test docs lint format clean fuzz kill-test release-check
 
 demo: $(VENV)/.installed
 	$(BIN)/ananet demo -o demo.png
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+# The site, in site/. A link, an anchor or a name of the reference that leads nowhere fails.
+docs: $(VENV)/.docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Ten minutes of new cases: make fuzz SECONDS=3600 SEED=1000 for more, and for others.
 SECONDS ?= 600
@@ -43,5 +47,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
+# Not part of the installation above, which a newcomer waits for.
+$(VENV)/.docs-installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
