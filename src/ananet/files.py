@@ -20,11 +20,16 @@ STALE_AFTER = 3600.0
 MOST_NUMBERS = 2**29
 
 
-def check_output(path: str | Path, *inputs: Path) -> Path:
+def check_output(path: str | Path, *inputs: Path, suffix: str = "") -> Path:
     """Where an output will really go, links followed; an error if that cannot or should not be written.
 
-    Commands call it before the work starts; `inputs` are files that must not be overwritten.
+    Commands call it before the work starts; `inputs` are files that must not be overwritten. A `suffix` guards files of
+    other kinds: a slip of the hand should not replace a database or a photo.
     """
+    if "\0" in str(path):
+        raise InputError(f"output: expected a file name, got {str(path)!r}")
+    if not str(path).endswith(suffix):
+        raise InputError(f"output: expected a file that ends in {suffix}, got {path}")
     target = Path(path).resolve()
     if target.is_dir():
         raise InputError(f"output: expected a file name, got the directory {path}")

@@ -283,3 +283,15 @@ def test_many_matches_show_a_bar_on_a_terminal(tmp_path, monkeypatch, run):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     code, _, err = run("prune", tmp_path / "m.npz", "--device", "cpu")
     assert code == 0 and "ananet" in err
+
+
+@pytest.mark.parametrize(
+    ("output", "message"), [("a.db", "expected a file that ends in .npz"), ("a\0.npz", "expected a file name")]
+)
+def test_prune_writes_nothing_but_npz(output, message, tmp_path, run):
+    points = np.random.default_rng(0).uniform(0, 400, (2, 20, 2))
+    np.savez(tmp_path / "m.npz", points0=points[0], points1=points[1], size0=(400, 400), size1=(400, 400))
+    (tmp_path / "a.db").write_bytes(b"a database")
+    code, _, err = run("prune", tmp_path / "m.npz", "-o", f"{tmp_path}/{output}", "--pruner", "all")
+    assert code == 2 and message in err
+    assert (tmp_path / "a.db").read_bytes() == b"a database"

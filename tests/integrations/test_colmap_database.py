@@ -87,7 +87,7 @@ def test_a_camera_that_is_not_understood_is_told_once(tmp_path, caplog):
     writer.close()
     with caplog.at_level(logging.WARNING), open_database(tmp_path / "a.db") as database:
         database.view(image), database.view(2)
-    assert len(caplog.records) == 1 and "for want of a known camera" in caplog.text
+    assert len(caplog.records) == 1 and "without a usable camera" in caplog.text
 
 
 def test_a_focal_length_that_was_given_counts_though_it_equals_the_guess(tmp_path):

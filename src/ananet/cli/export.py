@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     name = arguments.network.partition("@")[0]
     output = arguments.output or Path(Path(name).stem + ".onnx")
-    check_output(output, Path(name))
+    check_output(output, Path(name), suffix=".onnx")
 
     # Torch takes seconds to import, and so comes after what can be wrong without it.
     from ananet.onnx import export

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     inputs = [path for path in (arguments.features, arguments.matches, arguments.reference) if path is not None]
     for path in inputs:
         check_file(path)
-    check_output(arguments.output, *inputs)
+    check_output(arguments.output, *inputs, suffix=".h5")
 
     # Torch takes seconds to import, and so comes after what can be wrong without it.
     from ananet.integrations.hloc import prune_matches

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file", type=Path, help=f"an .npz with {', '.join(REQUIRED)} and optionally {', '.join(OPTIONAL)}"
     )
     parser.add_argument(
-        "-o", "--output", type=Path, help="where to write mask, scores, logits (default: FILE.pruned.npz)"
+        "-o", "--output", type=Path, help="where to write mask, scores and logits, .npz (default: FILE.pruned.npz)"
     )
     parser.add_argument(
         "--motions",
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_is_file(arguments.file)
     output = arguments.output or arguments.file.with_suffix(".pruned.npz")
-    check_output(output, arguments.file)
+    check_output(output, arguments.file, suffix=".npz")
     arrays = read_arrays(arguments.file)
 
     # Torch takes seconds to import, and so comes after what can be wrong without it.

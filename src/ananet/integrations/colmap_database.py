@@ -254,7 +254,7 @@ class Database:
             camera = parse_camera(model, (width, height), parameters, f"camera {identity}")
         except (ValueError, TypeError) as error:
             if identity not in self._unknown_cameras:
-                logger.warning("%s: images scaled by their size for want of a known camera: %s", self.name, error)
+                logger.warning("%s: without a usable camera, points are normalised by image size: %s", self.name, error)
             self._unknown_cameras.add(identity)
             return None, size
         # A guess of COLMAP's is no better than ours, which networks were trained with.
