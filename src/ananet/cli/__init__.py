@@ -20,15 +20,15 @@ COMMANDS = {
     "colmap": "prune the matches of a COLMAP database",
     "hloc": "prune the matches of hloc",
     "export": "write a trained network as an ONNX file",
-    "demo": "prune the matches of a photo pair with known geometry, and show what it brought",
+    "demo": "prune the matches of a photo pair with known geometry, and show the result",
     "list": "list the pruners",
-    "bulk": "prune pairs by the million, on one machine or a cluster",
+    "bulk": "prune millions of pairs, on one machine or a cluster",
     "web": "start a page in the browser, and an HTTP service",
     "data": "make training pairs from photos",
     "evaluate": "measure pruners on pairs with known truth",
     "benchmark": "measure how fast pruners and networks are",
     "explain": "show what a trained network sees in two photos",
-    "train": "train ANA-Net, or fine-tune it on pairs of your own",
+    "train": "train ANA-Net, or fine-tune it on your own pairs",
 }
 
 # Exit codes: 0 all well, 1 no answer (photos that do not overlap), 2 wrong arguments or unreadable input, 3 a crash,
@@ -39,7 +39,7 @@ BAD_INPUT, CRASHED, INTERRUPTED = 2, 3, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="ananet", description="Finds the right ones among putative keypoint matches of two photos."
+        prog="ananet", description="Finds the right keypoint matches between two photos."
     )
     parser.add_argument("--version", action="version", version=f"ananet {__version__}")
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")

@@ -17,8 +17,8 @@ def add_pruner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pruner",
         metavar="NAME",
-        help="a name from 'ananet list' or a .safetensors file; NAME@option=value sets an option, A+B runs B on what A "
-        "keeps",
+        help="a name from 'ananet list' or a .safetensors file; NAME@option=value sets an option, A+B runs A and then B "
+        "(default: auto)",
     )
     add_device(parser)
 
@@ -105,24 +105,24 @@ def add_detector(parser: argparse.ArgumentParser, several: bool = False) -> None
         "--detector",
         default=DETECTOR,
         metavar="A,B,..." if several else "NAME",
-        help="of keypoints: sift, orb, aliked, disk, xfeat, superpoint (whose weights are for non-commercial research "
-        f"only); NAME@option=value sets an option (default: {DETECTOR})",
+        help="keypoint detector: sift, orb, aliked, disk, xfeat, or superpoint (its weights are for non-commercial "
+        f"research only); NAME@option=value sets an option (default: {DETECTOR})",
     )
     parser.add_argument(
         "--detector-weights",
         type=Path,
         metavar="FILE",
-        help="of aliked, disk, xfeat or superpoint, .safetensors or .pth, in place of those in the folder "
-        "ANANET_WEIGHTS or of a download",
+        help="weights of aliked, disk, xfeat or superpoint, .safetensors or .pth (default: from the folder "
+        "ANANET_WEIGHTS, else downloaded)",
     )
     parser.add_argument(
         "--features",
         type=Path,
         metavar="PATH",
-        help="your own, in place of a detector: a folder of .npz files or hloc's .h5 (see docs/keypoints.md)",
+        help="your own features instead of a detector: a folder of .npz files or hloc's .h5 (see docs/keypoints.md)",
     )
     parser.add_argument(
-        "--max-keypoints", type=int, default=MAX_KEYPOINTS, metavar="N", help=f"in a photo (default: {MAX_KEYPOINTS})"
+        "--max-keypoints", type=int, default=MAX_KEYPOINTS, metavar="N", help=f"keypoints per photo (default: {MAX_KEYPOINTS})"
     )
 
 
@@ -132,7 +132,7 @@ def add_candidates(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="nearest neighbours of a keypoint that are its putative matches (default: 1)",
+        help="putative matches per keypoint: its N nearest neighbours (default: 1)",
     )
 
 
@@ -148,4 +148,4 @@ def detector_name(arguments: argparse.Namespace) -> str:
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda (default: auto)")
+    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu or cuda (default: auto)")

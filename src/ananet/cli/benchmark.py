@@ -26,27 +26,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="names and .safetensors files (default: one of each kind)",
     )
     parser.add_argument(
-        "--networks-only", action="store_true", help="measure networks alone: needs torch, numpy and safetensors only"
+        "--networks-only", action="store_true", help="measure only networks: needs torch, numpy and safetensors only"
     )
-    parser.add_argument("--matches", type=int, default=2048, metavar="N", help="of a pair (default: 2048)")
+    parser.add_argument("--matches", type=int, default=2048, metavar="N", help="matches per pair (default: 2048)")
     parser.add_argument(
-        "--lengths", default="2048,4096,8192", metavar="N,...", help="for the forms (default: 2048,4096,8192)"
+        "--lengths", default="2048,4096,8192", metavar="N,...", help="numbers of matches for the table of forms (default: 2048,4096,8192)"
     )
-    parser.add_argument("--batch", default="1,8,32", metavar="B,...", help="for the throughput (default: 1,8,32)")
-    parser.add_argument("--runs", type=int, default=4000, help="of each measurement, at most (default: 4000)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each measurement, at most (default: 10)")
-    parser.add_argument("--photos", nargs=2, type=Path, metavar=("A", "B"), help="for SIFT + NN (default: texture)")
-    parser.add_argument("--threads", type=int, help="of torch on the CPU (default: one per core)")
+    parser.add_argument("--batch", default="1,8,32", metavar="B,...", help="batch sizes for the throughput (default: 1,8,32)")
+    parser.add_argument("--runs", type=int, default=4000, help="most runs per measurement (default: 4000)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="most seconds per measurement (default: 10)")
+    parser.add_argument("--photos", nargs=2, type=Path, metavar=("A", "B"), help="two photos for SIFT + NN (default: a synthetic texture)")
+    parser.add_argument("--threads", type=int, help="threads of torch on the CPU (default: one per core)")
     parser.add_argument(
         "--plain",
         action="store_true",
-        help="measure networks as they are trained, not the faster way 'ananet.load' runs",
+        help="measure plain networks, without the faster inference of 'ananet.load'",
     )
     parser.add_argument(
-        "--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of plain networks"
+        "--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="precision of plain networks"
     )
-    parser.add_argument("--device", default="cpu", help="of networks: cpu, cuda (default: cpu)")
-    parser.add_argument("--style", choices=("text", "markdown"), default="text", help="of tables (default: text)")
+    parser.add_argument("--device", default="cpu", help="device of the networks: cpu or cuda (default: cpu)")
+    parser.add_argument("--style", choices=("text", "markdown"), default="text", help="style of tables (default: text)")
     add_json(parser)
 
 

@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("database", type=Path, help="a COLMAP database; it is changed in one transaction")
-    parser.add_argument("-o", "--output", type=Path, help="write a pruned copy here, and leave the database as it is")
-    parser.add_argument("--dry-run", action="store_true", help="count, and write nothing")
+    parser.add_argument("-o", "--output", type=Path, help="write a pruned copy here and do not change the database")
+    parser.add_argument("--dry-run", action="store_true", help="only count; write nothing")
     parser.add_argument(
         "--min-matches",
         type=int,
         default=COLMAP_FEWEST_MATCHES,
         metavar="N",
-        help=f"a pair that keeps fewer has none (default: {COLMAP_FEWEST_MATCHES}, as in COLMAP)",
+        help=f"a pair with fewer kept matches gets none (default: {COLMAP_FEWEST_MATCHES}, as in COLMAP)",
     )
     parser.add_argument(
-        "--match", action="store_true", help="make the matches too, from the descriptors in the database"
+        "--match", action="store_true", help="first match the descriptors in the database"
     )
     parser.add_argument(
         "--pairs",
         metavar="WHICH",
         help="with --match: all (the default), existing (pairs that have matches), or a text file with two image names "
-        "a line",
+        "per line",
     )
     parser.add_argument(
-        "--verify", action="store_true", help="write two-view geometries too, by pycolmap: ready for the mapper"
+        "--verify", action="store_true", help="also write two-view geometries with pycolmap, ready for the mapper"
     )
     add_pruner(parser)
     add_json(parser)

@@ -20,14 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="photos with known cameras: a scene (images/ beside sparse/, a COLMAP model), a folder "
         "of scenes, or any other form that 'ananet evaluate' knows",
     )
-    build.add_argument("out", type=Path, help="folder for the shards; an interrupted build goes on there")
+    build.add_argument("out", type=Path, help="output folder; an interrupted build continues there")
     add_detector(build)
     add_candidates(build)
     build.add_argument(
-        "--pairs-per-scene", type=int, default=1000, metavar="N", help="at most, at each of the scales (default: 1000)"
+        "--pairs-per-scene", type=int, default=1000, metavar="N", help="most pairs per scene and scale (default: 1000)"
     )
     build.add_argument(
-        "--scales", default="1", metavar="A,B,...", help="sizes at which every photo is used, as 1,0.6 (default: 1)"
+        "--scales", default="1", metavar="A,B,...", help="scales at which every photo is used, such as 1,0.6 (default: 1)"
     )
     build.add_argument("--seed", type=int, default=0)
     build.add_argument("--workers", type=int, help="threads (default: one per core)")
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inspect = actions.add_parser("inspect", help="table and picture of training pairs")
     inspect.add_argument("pairs", type=Path, help="folder that 'ananet data build' wrote")
     inspect.add_argument("-o", "--output", type=Path, default=Path("pairs.png"), help="picture (default: pairs.png)")
-    inspect.add_argument("--seed", type=int, default=0, help="of the choice of pairs shown")
+    inspect.add_argument("--seed", type=int, default=0, help="seed for the choice of pairs")
     add_json(inspect)
 
 

@@ -1,4 +1,4 @@
-"""`ananet demo`: prune the matches of a photo pair whose geometry is known, and show what it brought.
+"""`ananet demo`: prune the matches of a photo pair whose geometry is known, and show the result.
 
 The pair is Middlebury's motorcycle (Scharstein et al., GCPR 2014), which comes with scikit-image together with
 measured disparities. A rectified pair is too easy, so the right camera is turned by a known rotation.
@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(result)
         return 0
     print(f"Middlebury motorcycle, right camera turned by {TURN[0]:g}, {TURN[1]:g}, {TURN[2]:g} degrees; SIFT matches.")
-    print(f"Right: within {CORRECT_WITHIN:g} px of the measured place, where one was measured.")
-    print(f"Pose: {ESTIMATOR} as it runs by default; errors in degrees, median of {RUNS} runs over shuffled matches.\n")
+    print(f"A match is right within {CORRECT_WITHIN:g} px of its ground truth; 'measured' counts matches that have one.")
+    print(f"Pose: {ESTIMATOR} with its defaults; errors in degrees, median of {RUNS} runs over shuffled matches.\n")
     rows = [
         {"": title, **numbers}
         for title, numbers in (("all putative matches", before), (f"kept by {found.pruner}", after))

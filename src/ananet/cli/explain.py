@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pruner",
         required=True,
         metavar="A,B,...",
-        help="weight files and names; all are drawn, the first weight file is looked into",
+        help="pruners to draw; the attention shown is that of the first network",
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("explained"), help="folder (default: explained)")
     truth = add_cameras(
@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     truth.add_argument(
         "--pose", metavar="FILE", type=Path, help="text file with R and t (3 x 4 or 4 x 4), X1 = R X0 + t"
     )
-    parser.add_argument("--block", type=int, help="whose attention is shown, from 1 (default: the last)")
-    parser.add_argument("--head", type=int, help="whose attention is shown, from 1 (default: mean over heads)")
-    parser.add_argument("--top", type=int, default=100, metavar="N", help="most attended matches shown (default: 100)")
+    parser.add_argument("--block", type=int, help="block whose attention is shown, from 1 (default: the last)")
+    parser.add_argument("--head", type=int, help="head whose attention is shown, from 1 (default: mean over heads)")
+    parser.add_argument("--top", type=int, default=100, metavar="N", help="number of most attended matches to show (default: 100)")
     add_detector(parser)
     add_device(parser)
     add_json(parser)

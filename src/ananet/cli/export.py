@@ -9,7 +9,7 @@ from ananet.cli.arguments import add_json, print_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "network",
-        help="a network from 'ananet list' or a .safetensors file; NAME@threshold=0.5 sets what the file decides by",
+        help="a network from 'ananet list' or a .safetensors file; NAME@threshold=0.5 sets the threshold in the file",
     )
     parser.add_argument("-o", "--output", type=Path, help="the file (default: NETWORK.onnx)")
     add_json(parser)

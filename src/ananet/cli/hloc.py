@@ -11,11 +11,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("features", type=Path, help="hloc's features.h5")
     parser.add_argument("matches", type=Path, help="hloc's matches.h5")
     parser.add_argument("-o", "--output", type=Path, required=True, help="a file of the same layout")
-    parser.add_argument("--reference", type=Path, metavar="FILE", help="features of images that FEATURES has not")
+    parser.add_argument("--reference", type=Path, metavar="FILE", help="features of images that are not in FEATURES")
     parser.add_argument(
         "--descriptors",
         action="store_true",
-        help="the matches are nearest neighbours: let descriptors tell ratio and mutual flag, for a better answer",
+        help="the matches are nearest neighbours: compute ratio and mutual flag from the descriptors, for better results",
     )
     add_pruner(parser)
     add_json(parser)

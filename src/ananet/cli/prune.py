@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--motions",
         action="store_true",
-        help="also tell which of the kept matches move together, and write motions: 0, 1, ... by size, -1 for none",
+        help="also find which kept matches move together; writes `motions`: 0, 1, ... by size, -1 for none",
     )
     add_pruner(parser)
     add_json(parser)

@@ -9,11 +9,11 @@ from ananet.errors import InputError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "settings", nargs="?", help="TOML file, or the name of a recipe that comes along; the flags below override it"
+        "settings", nargs="?", help="TOML file, or the name of a recipe in the package; the options below override it"
     )
     parser.add_argument("-o", "--run", type=Path, default=Path("runs/ananet"), help="folder (default: runs/ananet)")
     parser.add_argument(
-        "--pairs", metavar="A,B", help="training pairs, from 'ananet data build': a folder, or several that are one"
+        "--pairs", metavar="A,B", help="training pairs, from 'ananet data build': one folder, or several with commas between them"
     )
     parser.add_argument("--validation", help="validation pairs")
     parser.add_argument("--from", dest="start_from", metavar="WEIGHTS", help="weights to fine-tune: a name or a file")
@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--synthetic-share", type=float)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--until", type=int, metavar="STEP", help="stop early at this step; the same command goes on")
-    parser.add_argument("--max-seconds", type=float, default=float("inf"), help="stop early after this time")
+    parser.add_argument("--until", type=int, metavar="STEP", help="stop at this step; the same command continues later")
+    parser.add_argument("--max-seconds", type=float, default=float("inf"), help="stop after this time")
     add_device(parser)
     add_json(parser)
 
