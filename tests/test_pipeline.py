@@ -44,7 +44,7 @@ def test_it_is_what_its_steps_give_one_by_one(pair, found):
     np.testing.assert_array_equal(again.kept.logits, found.kept.logits)
 
 
-def test_a_second_look(pair, found):
+def test_refinement(pair, found):
     again = match_photos(
         found.features0, found.features1, K0=pair.K0, K1=pair.K1, refine=True, photos=(pair.image0, pair.image1)
     )
@@ -53,7 +53,7 @@ def test_a_second_look(pair, found):
     moved = (again.matches.points1 - found.matches.points1).norm(dim=1).numpy()
     assert (moved[~again.kept.mask] == 0).all() and 0 < np.median(moved[again.kept.mask]) < 1
     assert found.refined is None and list(again.milliseconds)[4] == "refine"
-    with pytest.raises(InputError, match="refine: a second look needs the photos"):
+    with pytest.raises(InputError, match="refine: needs the photos"):
         match_photos(found.features0, found.features1, refine=True)
 
 

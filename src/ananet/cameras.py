@@ -57,6 +57,7 @@ def scale_by_size(points: Tensor, size: Tensor) -> Tensor:
 
 
 def camera_matrix(fx: float, fy: float, cx: float, cy: float) -> np.ndarray:
+    """[3 x 3] float64."""
     return np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]], np.float64)
 
 

@@ -1,4 +1,4 @@
-"""The data type that travels the whole road: putative correspondences between two images.
+"""The data type that the whole package passes on: putative correspondences between two images.
 
 It is checked once, here, and it owns normalisation, so that nobody normalises twice.
 Pixel coordinates follow OpenCV: the centre of the first pixel is (0, 0).
@@ -41,7 +41,7 @@ class Correspondences:
         angles0, angles1: [N] orientations of the keypoints in radians, from the x axis towards the y axis.
         indices: [N x 2] which keypoint of each image a match joins.
 
-    numpy arrays, torch tensors (on any device) and lists are taken. Points keep float64 if they have it,
+    numpy arrays, torch tensors (on any device) and lists are accepted. Points keep float64 if they have it,
     everything else becomes float32. Points must be finite; N may be 0.
 
     >>> matches = Correspondences([[10, 20], [30, 40]], [[12, 20], [33, 41]], size0=(64, 48), size1=(64, 48))
@@ -158,6 +158,7 @@ class Correspondences:
 
     @property
     def calibrated(self) -> bool:
+        """Whether there are camera matrices."""
         return self.K0 is not None
 
     def normalized(self) -> Tensor:
@@ -221,13 +222,13 @@ class Correspondences:
         return chosen
 
     def changed(self, **values: Any) -> Correspondences:
-        """A copy with some attributes replaced, without checking them: for code that made them from checked ones."""
+        """A copy with some attributes replaced. They are not checked: use it for values made from checked ones."""
         copy = object.__new__(Correspondences)
         vars(copy).update(vars(self) | values)
         return copy
 
     def with_scores(self, scores: Array) -> Correspondences:
-        """The same matches with scores, such as a pruner's, for estimators that draw the best ones first."""
+        """The same matches with scores, such as a pruner's, for estimators that sample the best ones first."""
         return self.changed(scores=self._per_match("scores", scores))
 
     def to(self, device: str | torch.device) -> Correspondences:
@@ -236,7 +237,7 @@ class Correspondences:
         return self.changed(**moved)
 
     def numpy_points(self) -> tuple[np.ndarray, np.ndarray]:
-        """Both point sets as float64 arrays on the host, for libraries that want them so."""
+        """Both point sets as float64 arrays on the host."""
         return (
             self.points0.detach().cpu().numpy().astype(np.float64),
             self.points1.detach().cpu().numpy().astype(np.float64),

@@ -1,4 +1,4 @@
-"""Numbers and names that several rooms share, each written once. Imports nothing, so that `--help` stays quick."""
+"""Numbers and names that several modules share, each defined once. Imports nothing, so that `--help` stays quick."""
 
 PRUNER = "auto"
 DETECTOR = "sift"

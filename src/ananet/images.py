@@ -36,7 +36,7 @@ def check_image_file(path: str | Path) -> Path:
 
 
 def read_image(path: str | Path, upright: bool = True) -> np.ndarray:
-    """[H x W x 3] uint8 BGR, turned upright as its EXIF orientation says, like every viewer shows it.
+    """[H x W x 3] uint8 BGR, upright: its EXIF orientation is applied, as in every viewer.
 
     Camera matrices must belong to the upright image, unless `upright` is False, which gives the pixels as stored.
     """
@@ -55,7 +55,7 @@ def read_image(path: str | Path, upright: bool = True) -> np.ndarray:
 
 
 def exif_focal(source: str | Path | bytes) -> float | None:
-    """Focal length in pixels that the EXIF of a JPEG file, or of its bytes, tells, or None; broken EXIF is none.
+    """Focal length in pixels from the EXIF data of a JPEG file or of its bytes; None if there is none or it is broken.
 
     It comes from the 35 mm equivalent, else from the focal length and the resolution of the focal plane. It is the
     same for the stored and the upright image, and that of the file's own size: resized photos often keep their EXIF.

@@ -20,9 +20,9 @@ NOT_OPTIONS = ("device", "name")
 
 
 class Registry(Generic[Thing]):
-    """What makes each thing, by name. The package's own are imported when they are first asked for.
+    """Classes and functions by name. Those of the package are imported when they are first used.
 
-    A new one is a class or function with a `name`: put its home into the list of the room, or `add` it from outside.
+    A new one has a `name`: list its module in the registry, or `add` it from outside the package.
     """
 
     def __init__(self, kind: str, homes: Mapping[str, str]) -> None:

@@ -31,41 +31,46 @@ SUBSETS = (25, 50, 100, 200, 400)
 
 @dataclass(frozen=True)
 class Overlap:
-    """The verdict on two photos."""
+    """Whether two photos overlap, and the evidence."""
 
     found: bool
+    """Whether they overlap."""
     consistent: int
     """How many one-to-one matches agree with the best common geometry."""
     tested: int
     """How many one-to-one matches there were."""
     log10_nfa: float
-    """Log of the expected number of accidents at least this good; very negative when photos overlap."""
+    """Log10 of the number of false alarms: how often chance is expected to agree this well. Very negative if photos
+    overlap."""
 
 
-def check_overlap(matches: Correspondences, kept: np.ndarray) -> Overlap:
-    """Test whether the kept matches reveal a geometry that too many of all matches follow for chance.
+def check_overlap(matches: Correspondences, kept: np.ndarray, neighbours: Correspondences | None = None) -> Overlap:
+    """Test whether more matches follow a geometry fitted to the kept ones than chance explains.
 
     Args:
         matches: all putative matches, with image sizes, ratios and mutual flags. Only mutual ones are counted, so
             that many keypoints matched to the same one do not vote many times; the most distinctive ones are
-            also tested apart, since few right matches drown among many wrong ones.
+            also tested by themselves, since a few right matches are lost among many wrong ones.
         kept: [N] bool, what a pruner kept of them; a geometry is fitted to these.
+        neighbours: nearest neighbours by descriptor, which are counted instead if the matches come from a matcher that
+            looks at positions: those agree with a geometry more often than chance explains.
     """
-    if matches.size1 is None or matches.ratio is None or matches.mutual is None:
+    tested = matches if neighbours is None else neighbours
+    if tested.size1 is None or tested.ratio is None or tested.mutual is None:
         raise InputError("matches: the overlap test expects size0, size1, ratio and mutual, got less")
-    order = _distinct_best_first(matches)
-    width, height = matches.size1
+    order = _distinct_best_first(tested)
+    width, height = tested.size1
     # A random point lies near a line with at most this probability: a band across the image, over its area.
     chance = min(1.0, 2 * THRESHOLD_PIXELS * math.hypot(width, height) / (width * height))
     subsets = [n for n in SUBSETS if n < len(order)] + [len(order)]
-    distinctive = (matches.mutual & (matches.ratio < DISTINCTIVE_RATIO)).cpu().numpy()
+    distinctive = (tested.mutual & (tested.ratio < DISTINCTIVE_RATIO)).cpu().numpy()
     best = Overlap(False, 0, len(order), math.inf)
     # A pruner may fail where the photos do overlap: the most distinctive matches get a try of their own.
-    for fitted in (kept, distinctive):
-        F = estimate_fundamental(matches[fitted], "magsac", threshold=THRESHOLD_PIXELS)
+    for fitted in (matches[kept], tested[distinctive]):
+        F = estimate_fundamental(fitted, "magsac", threshold=THRESHOLD_PIXELS)
         if F is None:
             continue
-        distance = geometry.epipolar_distance(matches.points0.double().cpu(), matches.points1.double().cpu(), F)
+        distance = geometry.epipolar_distance(tested.points0.double().cpu(), tested.points1.double().cpu(), F)
         agrees = (distance < THRESHOLD_PIXELS).numpy()[order]
         log10_nfa = min(log10_false_alarms(n, int(agrees[:n].sum()), chance) for n in subsets)
         log10_nfa += math.log10(2 * len(subsets))

@@ -1,4 +1,4 @@
-"""The whole road in one function: two photos to kept matches, a verdict on their overlap, and a pose."""
+"""The whole pipeline in one function: two photos to kept matches, an overlap test and a pose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ananet.correspondences import Array, Correspondences
 from ananet.defaults import DETECTOR, ESTIMATOR
 from ananet.errors import InputError
 from ananet.estimators import Estimator, Pose, load_estimator
-from ananet.features import Detector, Features, load_detector, match
+from ananet.features import Detector, Features, Matcher, load_detector, load_matcher, match
 from ananet.images import read_image
 from ananet.overlap import Overlap, check_overlap, measure_parallax
 from ananet.pruners import Pruned, Pruner, load
@@ -27,30 +27,34 @@ LEAST_PARALLAX = 0.5
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PhotoMatches:
-    """What became of two photos."""
+    """Matches of two photos, which of them are kept, and the pose."""
 
     features0: Features
+    """Keypoints of the first photo."""
     features1: Features
+    """Keypoints of the second photo."""
     matches: Correspondences
     """All putative matches; their `indices` point into the features."""
     kept: Pruned
-    """The pruner's answer: mask, scores and logits, one of each per match."""
+    """The pruner's answer: mask, scores and logits of all matches."""
     overlap: Overlap
-    """Whether the photos show the same thing at all."""
+    """Whether the photos show the same scene."""
     pose: Pose | None
-    """From the kept matches, of which its `inliers` are a part; None without cameras, without overlap, or where the
+    """Estimated from the kept matches; its `inliers` are among them. None without cameras, without overlap, or if the
     estimator has no answer."""
     detector: str
+    """Its name."""
     pruner: str
-    """Whose answer `kept` is: where the pruner chose a network, that one."""
+    """Name of the pruner; of `auto`, the network that it chose."""
     estimator: str
+    """Its name."""
     milliseconds: dict[str, float]
     """Of each step."""
     parallax: float | None = None
     """Degrees, median over the pose's inliers: how much the camera's movement shows. None without a pose."""
     refined: Refined | None = None
-    """What a second look at the photos gave, of the kept matches alone; `matches` has the points that it moved. None
-    without a second look, and without overlap."""
+    """Result of the refinement, for kept matches only; `matches` has the moved points. None without refinement or
+    without overlap."""
 
     def __repr__(self) -> str:
         pose = "no pose" if self.pose is None else f"pose with {int(self.pose.inliers.sum())} inliers"
@@ -70,6 +74,7 @@ def match_photos(
     image1: np.ndarray | str | Path | Features,
     *,
     detector: str | Detector = DETECTOR,
+    matcher: str | Matcher = "nearest",
     pruner: str | Path | Pruner | None = None,
     estimator: str | Estimator = ESTIMATOR,
     K0: Array | None = None,
@@ -83,21 +88,23 @@ def match_photos(
     """Match two photos, prune the matches, and estimate the pose if cameras are given.
 
     Args:
-        image0, image1: [H x W] or [H x W x 3] (BGR) uint8, or files; those are turned upright as EXIF says.
-            Or their `Features`, by the same detector, where a photo is part of many pairs.
-        detector, pruner, estimator: names with options, as `load_detector`, `load` and `load_estimator` take them, or
-            what these return; load them once where many pairs are matched.
+        image0, image1: [H x W] or [H x W x 3] (BGR) uint8, or files, whose EXIF orientation is applied. Or their
+            `Features`, by the same detector, if a photo is part of many pairs.
+        detector, matcher, pruner, estimator: names with options, as `load_detector`, `load_matcher`, `load` and
+            `load_estimator` take them, or what these return; to match many pairs, load them once.
         K0, K1: [3 x 3] camera matrices of the upright photos. Without them there is no pose.
-        device: of what is loaded by name.
-        names: of the photos in error messages; their paths unless given.
-        refine: take a second look at the photos, which moves the second points of kept matches to where both photos
-            agree best. Points become more precise; a pose hardly changes.
-        photos: the photos as arrays, for a second look where `Features` stand in their place.
-        neighbours: how many nearest neighbours of a keypoint are its putative matches.
+        device: for what is loaded by name.
+        names: of the photos in error messages; their paths by default.
+        refine: subpixel refinement, which moves the second points of kept matches to where both photos agree best.
+            Points become more precise; a pose hardly changes.
+        photos: the photos as arrays, for refinement if `image0` and `image1` are `Features`.
+        neighbours: how many nearest neighbours of a keypoint are its putative matches, if `matcher` is a name.
     """
     detector = load_detector(detector, device=device) if isinstance(detector, str) else detector
     pruner = pruner if isinstance(pruner, Pruner) else load(pruner, device=device)
     estimator = load_estimator(estimator) if isinstance(estimator, str) else estimator
+    if isinstance(matcher, str):
+        matcher = load_matcher(matcher, detector=detector.name, device=device, neighbours=neighbours)
     watch = Stopwatch()
     features, pixels = [], list(photos or ())
     for number, image in enumerate((image0, image1)):
@@ -109,13 +116,14 @@ def match_photos(
             pixels.append(image)
     features0, features1 = features
     if refine and len(pixels) < 2:
-        raise InputError("refine: a second look needs the photos, expected image0 and image1 or photos, got Features")
+        raise InputError("refine: needs the photos, expected image0 and image1 or photos, got Features")
     watch.lap("detect")
-    matches = match(features0, features1, K0=K0, K1=K1, neighbours=neighbours)
+    matches = matcher(features0, features1, K0=K0, K1=K1)
     watch.lap("match")
     kept = pruner(matches)
     watch.lap("prune")
-    overlap = check_overlap(matches, kept.mask)
+    nearest = match(features0, features1) if matches.mutual is None else None
+    overlap = check_overlap(matches, kept.mask, nearest)
     watch.lap("verify")
     refined = None
     if refine and overlap.found:

@@ -1,4 +1,4 @@
-"""A second look at the photos: kept matches become more precise than their keypoints.
+"""Subpixel refinement: the photos make kept matches more precise than their keypoints.
 
 A detector places each keypoint by itself, some tenths of a pixel off. Here the patch around the first point is compared
 with the one around the second, and the second point moves to where the two agree best: an affine alignment by the
@@ -58,15 +58,15 @@ ROUNDS = 40
 
 @dataclass(frozen=True, eq=False)
 class Refined:
-    """What a second look gave; arrays are numpy if the points came as such, else tensors on the points' device."""
+    """Refined matches; arrays are tensors on the points' device if the points were tensors, else numpy."""
 
     matches: Correspondences
-    """The matches, in their order, with corrected second points; all else is as it was."""
+    """The matches, in the same order, with corrected second points."""
     correlation: Any
     """[N] float32 in [-1, 1] of the aligned patches, or of the patches as they were for a match that stayed.
     0 where there is nothing to compare: in flat patches, and where a patch leaves its photo."""
     aligned: Any
-    """[N] bool: whose second points were corrected. The others diverged, and stay as they were."""
+    """[N] bool: matches whose second points were corrected. The others diverged and are unchanged."""
 
     def __repr__(self) -> str:
         return f"Refined({int(self.aligned.sum())} of {len(self.aligned)} matches aligned)"
@@ -80,11 +80,11 @@ def refine(
 
     Args:
         image0, image1: the photos the points belong to, [H x W] or [H x W x 3] (BGR) uint8.
-        matches: kept ones: a wrong match is aligned to what resembles it. Sizes and angles of keypoints say how a
-            patch lies in both photos; without them the motion of neighbouring matches does.
+        matches: kept ones, since a wrong match is aligned to whatever resembles it. Sizes and angles of the keypoints
+            give scale and rotation of the patches; without them, the motion of neighbouring matches does.
         device: where patches are aligned.
 
-    Matches whose patches are flat, leave their photo or do not come to agree better stay as they were.
+    Matches whose patches are flat, leave their photo or do not agree better afterwards are unchanged.
     """
     _check_input(image0, image1, matches)
     looked = _Look(image0, image1, matches.to(choose_device(device)))
@@ -97,10 +97,10 @@ def refine(
 
 
 class KeypointRefinement:
-    """Moves keypoints once for all the pairs they take part in, as structure from motion needs it.
+    """Moves each keypoint once for all its pairs, as structure from motion needs.
 
-    A look at a pair tells where its second points belong if the first ones stay, and the other way round. In the end
-    every keypoint moves to where the looks at all of its pairs put it, given that the others move too.
+    `look` aligns a pair in both directions. `shifts` then moves every keypoint to where the alignments of all its pairs
+    place it, given that the other keypoints move too.
 
     Args:
         counts: keypoints of each photo.
@@ -121,7 +121,7 @@ class KeypointRefinement:
     def look(
         self, photo0: int, photo1: int, image0: np.ndarray, image1: np.ndarray, matches: Correspondences
     ) -> np.ndarray:
-        """Takes a pair into account; the answer is the better of both correlations of each match, [N] float32.
+        """Align a pair; returns the better of both correlations of each match, [N] float32.
 
         Args:
             photo0, photo1: which photos these are.
@@ -152,7 +152,7 @@ class KeypointRefinement:
         return numbers
 
     def shifts(self) -> list[np.ndarray]:
-        """[N x 2] float32 pixels by which the keypoints of each photo move; zeros for those that no look concerns."""
+        """[N x 2] float32 pixels by which the keypoints of each photo move; zeros for those without a match."""
         shifts = np.zeros((self._first_number[-1], 2))
         if self._wishes:
             wishes = _Wishes(*(np.concatenate(parts) for parts in zip(*self._wishes, strict=True)))

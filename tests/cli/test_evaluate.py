@@ -1,13 +1,15 @@
-"""What the command adds to an evaluation: several detectors, keypoints of one's own."""
+"""What the command adds to an evaluation: several detectors, keypoints of one's own, trained matchers."""
 
 import json
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
 from ananet.features import load_detector
 from ananet.images import read_image
 from tests.datasets.scenes import write_scene
+from tests.features.learned_detectors import random_detector, random_matcher
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,21 @@ def test_keypoints_of_ones_own(scene, tmp_path, run):
     assert answer["pairs"] == 2 and answer["pruners"]["mutual"]["precision"] > 0.5
 
 
+def test_a_trained_matcher(scene, tmp_path, run):
+    """With random weights: what counts is that its matches are those that pruners get."""
+    random_detector("xfeat", tmp_path)
+    save_file(random_matcher("xfeat", layers=1).state_dict(), tmp_path / "matcher.safetensors")
+    detector = ("--detector", "xfeat@threshold=0", "--detector-weights", tmp_path / "xfeat.safetensors")
+    matcher = ("--matcher", "lighterglue@threshold=0", "--matcher-weights", tmp_path / "matcher.safetensors")
+    scores = tmp_path / "scores.json"
+    more = ("--pruner", "all", "--device", "cpu", "--scores", scores)
+    code, out, _ = run("evaluate", scene, *options(*detector, *matcher, *more))
+    assert code == 0 and "matched by lighterglue@threshold=0" in out
+    (answer,) = json.loads(scores.read_text())
+    assert answer["match_settings"]["matcher"].startswith("lighterglue@threshold=0@weights=")
+    assert 0 < max(answer["pruners"]["all"]["pairs"]["kept"]) < 300
+
+
 def test_motions_of_labelled_matches(tmp_path, run):
     random = np.random.default_rng(0)
     points0 = random.uniform(0, 400, (80, 2))
@@ -63,8 +80,14 @@ def test_motions_of_labelled_matches(tmp_path, run):
         (["--detector", "sift,surf"], "detector: expected one of sift, orb, aliked"),
         (
             ["--detector", "aliked,disk", "--detector-weights", "a.pth"],
-            "expected one with --detector-weights or --features",
+            "--detector: expected one with --detector-weights, got several",
         ),
+        (
+            ["--detector", "aliked,disk", "--matcher", "lightglue", "--matcher-weights", "a.pth"],
+            "--detector: expected one with --matcher-weights, got several",
+        ),
+        (["--matcher", "superglue"], "matcher: expected one of nearest, lightglue, lighterglue, got 'superglue'"),
+        (["--matcher", "lightglue"], "matcher 'lightglue': expected keypoints of aliked or disk, got 'sift'"),
     ],
 )
 def test_wrong_detectors(arguments, message, scene, run):

@@ -9,6 +9,8 @@ import pytest
 from ananet.cli.demo import motorcycle, rotation
 from ananet.cli.match import COLUMNS, short_names
 from ananet.correspondences import Correspondences
+from ananet.features import MATCHERS, Matcher
+from ananet.features.matching import Nearest
 from ananet.images import read_image
 from ananet.stored_matches import OPTIONAL, REQUIRED
 
@@ -216,6 +218,32 @@ def test_matches_are_saved_as_a_table(photos, tmp_path, run):
             ("index1", stored["indices"][:, 1]),
         ):  # fmt: skip
             np.testing.assert_array_equal(table[name].astype(expected.dtype), expected)
+
+
+def test_another_matcher(photos, tmp_path, run, monkeypatch):
+    class OneToOne(Matcher):
+        """Mutual nearest neighbours, of which it tells neither ratio nor flag."""
+
+        name = "one-to-one"
+
+        def pair(self, features0, features1):
+            indices, known = Nearest().pair(features0, features1)
+            return indices[known["mutual"]], {"scores": 1 - known["ratio"][known["mutual"]]}
+
+    monkeypatch.setitem(MATCHERS._added, "one-to-one", OneToOne)
+    both = ("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", "--matcher")
+    code, out, _ = run(*both, "one-to-one", "--save", tmp_path / "m.csv", "--json")
+    result = json.loads(out)
+    assert code == 0 and result["overlap"] and result["matches"] < result["keypoints"][0]
+    assert result["pruner"] == "ananet", "there is nothing beside coordinates"
+    table = np.genfromtxt(tmp_path / "m.csv", delimiter=",", names=True)
+    assert np.isnan(table["ratio"]).all() and np.isnan(table["mutual"]).all() and table["kept"].sum() == result["kept"]
+    for arguments, message in (
+        (("one-to-one", "--candidates", 2), "options of the matcher 'one-to-one': expected none, got neighbours"),
+        (("lightglue",), "matcher 'lightglue': expected keypoints of aliked or disk, got 'sift'"),
+    ):
+        code, _, err = run(*both, *arguments)
+        assert code == 2 and message in err
 
 
 def test_matches_never_replace_photos_and_are_not_saved_without_overlap(photos, tmp_path, run):

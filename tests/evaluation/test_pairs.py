@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import ananet.features
 from ananet import Correspondences, InputError
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.build import BuildSettings, build_pairs
@@ -130,6 +131,8 @@ def test_without_pairs_there_is_nothing_to_evaluate(tmp_path):
         ({"detector": "surf"}, "detector: expected one of sift, orb, aliked, .*, got 'surf'"),
         ({"detector": "sift@contrast=1"}, "options of the detector 'sift'"),
         ({"max_keypoints": 0}, "max_keypoints: "),
+        ({"neighbours": 0}, "neighbours: expected a whole number of at least 1, got 0"),
+        ({"matcher": "superglue"}, "matcher: expected one of nearest, lightglue, lighterglue, got 'superglue'"),
         ({"outlier_share": 1.0}, "outlier_share: expected a number from 0 to below 1"),
     ],
 )
@@ -162,6 +165,28 @@ def test_kept_features_know_all_that_fresh_ones_know(world, tmp_path):
     for name in ("points0", "points1", "ratio", "mutual", "sizes0", "sizes1", "angles0", "angles1", "indices", "K1"):
         assert torch.equal(getattr(fresh, name), getattr(kept, name)), name
     assert fresh.size0 == kept.size0 == (320, 240)
+
+
+def test_matchers(world):
+    one, two = (pairs_of(world.folder, max_keypoints=50, **more) for more in ({}, {"neighbours": 2}))
+    same = pairs_of(world.folder, max_keypoints=50, matcher="nearest@neighbours=2")
+    assert len(two[0].matches) == 2 * len(one[0].matches)
+    assert torch.equal(same[0].matches.indices, two[0].matches.indices)
+    assert "matched by" not in one.matching() and "matched by nearest@neighbours=2" in same.matching()
+
+
+def test_the_device_reaches_detector_and_matcher(world, monkeypatch):
+    asked = []
+
+    def noting(load):
+        return lambda *names, device, **options: asked.append(device) or load(*names, device="cpu", **options)
+
+    for name in ("load_detector", "load_matcher"):
+        monkeypatch.setattr(f"ananet.evaluation.pairs.{name}", noting(getattr(ananet.features, name)))
+    settings = MatchSettings()
+    assert asked == ["cpu", "cpu"], "to check them is nothing for a GPU"
+    open_pairs(open_source(world.folder), settings, device="cuda:1")
+    assert asked[2:] == ["cuda:1", "cuda:1"]
 
 
 def test_thinning_leaves_the_right_matches():

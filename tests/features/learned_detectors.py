@@ -1,4 +1,4 @@
-"""Learned detectors to test with: with their own weights where ANANET_WEIGHTS has them, else with random ones."""
+"""Learned detectors and matchers to test with: with trained weights where ANANET_WEIGHTS has them, else random ones."""
 
 import os
 from pathlib import Path
@@ -30,6 +30,15 @@ def random_detector(name: str, folder: Path, **options) -> Detector:
     if not path.exists():
         save_file(random_network(name).state_dict(), path)
     return load_detector(name, weights=path, device="cpu", **{"threshold": 0.0} | options)
+
+
+def random_matcher(keypoints: str, layers: int = 2) -> torch.nn.Module:
+    """kornia's LightGlue for these keypoints, with few layers, that takes every match of its random scores."""
+    torch.manual_seed(0)
+    light_glue = pytest.importorskip("kornia.feature").LightGlue
+    settings = light_glue.default_conf | light_glue.features[keypoints]
+    settings |= {"weights": None, "n_layers": layers, "filter_threshold": 0.0}
+    return light_glue(None, **settings).eval()
 
 
 def trained_detector(name: str, **options) -> Detector:

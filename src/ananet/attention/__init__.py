@@ -19,7 +19,9 @@ from ananet.attention.reference import FORMS, Form
 from ananet.errors import InputError, MissingExtraError
 
 Backend = Literal["reference", "blocked", "fused"]
+"""What computes the attention: plain PyTorch, blocks of rows, or Triton kernels."""
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
+"""All backends."""
 VARIABLE = "ANANET_ATTENTION"
 HAS_TRITON = find_spec("triton") is not None
 # Column moments sum_k a_ki^p that each form needs.

@@ -38,9 +38,7 @@ BAD_INPUT, CRASHED, INTERRUPTED = 2, 3, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="ananet", description="Finds the right keypoint matches between two photos."
-    )
+    parser = argparse.ArgumentParser(prog="ananet", description="Finds the right keypoint matches between two photos.")
     parser.add_argument("--version", action="version", version=f"ananet {__version__}")
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -17,7 +17,7 @@ def add_pruner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pruner",
         metavar="NAME",
-        help="a name from 'ananet list' or a .safetensors file; NAME@option=value sets an option, A+B runs A and then B "
+        help="a name from 'ananet list' or a .safetensors file; NAME@option=value sets an option, A+B runs A, then B "
         "(default: auto)",
     )
     add_device(parser)
@@ -122,7 +122,11 @@ def add_detector(parser: argparse.ArgumentParser, several: bool = False) -> None
         help="your own features instead of a detector: a folder of .npz files or hloc's .h5 (see docs/keypoints.md)",
     )
     parser.add_argument(
-        "--max-keypoints", type=int, default=MAX_KEYPOINTS, metavar="N", help=f"keypoints per photo (default: {MAX_KEYPOINTS})"
+        "--max-keypoints",
+        type=int,
+        default=MAX_KEYPOINTS,
+        metavar="N",
+        help=f"keypoints per photo (default: {MAX_KEYPOINTS})",
     )
 
 
@@ -134,6 +138,29 @@ def add_candidates(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="putative matches per keypoint: its N nearest neighbours (default: 1)",
     )
+
+
+def add_matcher(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--matcher",
+        default="nearest",
+        metavar="NAME",
+        help="nearest (neighbours by descriptor), lightglue (for aliked and disk) or lighterglue (for xfeat); "
+        "NAME@option=value sets an option (default: nearest)",
+    )
+    parser.add_argument(
+        "--matcher-weights",
+        type=Path,
+        metavar="FILE",
+        help="weights of lightglue or lighterglue, .safetensors or .pth (default: from the folder ANANET_WEIGHTS, else "
+        "downloaded)",
+    )
+
+
+def matcher_name(arguments: argparse.Namespace) -> str:
+    """The matcher that was asked for, with the file of its weights."""
+    weights: Path | None = arguments.matcher_weights
+    return arguments.matcher if weights is None else f"{arguments.matcher}@weights={weights}"
 
 
 def detector_name(arguments: argparse.Namespace) -> str:

@@ -30,12 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--matches", type=int, default=2048, metavar="N", help="matches per pair (default: 2048)")
     parser.add_argument(
-        "--lengths", default="2048,4096,8192", metavar="N,...", help="numbers of matches for the table of forms (default: 2048,4096,8192)"
+        "--lengths",
+        default="2048,4096,8192",
+        metavar="N,...",
+        help="numbers of matches for the table of forms (default: 2048,4096,8192)",
     )
-    parser.add_argument("--batch", default="1,8,32", metavar="B,...", help="batch sizes for the throughput (default: 1,8,32)")
+    parser.add_argument(
+        "--batch", default="1,8,32", metavar="B,...", help="batch sizes for the throughput (default: 1,8,32)"
+    )
     parser.add_argument("--runs", type=int, default=4000, help="most runs per measurement (default: 4000)")
     parser.add_argument("--seconds", type=float, default=10.0, help="most seconds per measurement (default: 10)")
-    parser.add_argument("--photos", nargs=2, type=Path, metavar=("A", "B"), help="two photos for SIFT + NN (default: a synthetic texture)")
+    parser.add_argument(
+        "--photos",
+        nargs=2,
+        type=Path,
+        metavar=("A", "B"),
+        help="two photos for SIFT + NN (default: a synthetic texture)",
+    )
     parser.add_argument("--threads", type=int, help="threads of torch on the CPU (default: one per core)")
     parser.add_argument(
         "--plain",

@@ -26,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"a pair with fewer kept matches gets none (default: {COLMAP_FEWEST_MATCHES}, as in COLMAP)",
     )
-    parser.add_argument(
-        "--match", action="store_true", help="first match the descriptors in the database"
-    )
+    parser.add_argument("--match", action="store_true", help="first match the descriptors in the database")
     parser.add_argument(
         "--pairs",
         metavar="WHICH",

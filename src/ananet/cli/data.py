@@ -27,7 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pairs-per-scene", type=int, default=1000, metavar="N", help="most pairs per scene and scale (default: 1000)"
     )
     build.add_argument(
-        "--scales", default="1", metavar="A,B,...", help="scales at which every photo is used, such as 1,0.6 (default: 1)"
+        "--scales",
+        default="1",
+        metavar="A,B,...",
+        help="scales at which every photo is used, such as 1,0.6 (default: 1)",
     )
     build.add_argument("--seed", type=int, default=0)
     build.add_argument("--workers", type=int, help="threads (default: one per core)")

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(result)
         return 0
     print(f"Middlebury motorcycle, right camera turned by {TURN[0]:g}, {TURN[1]:g}, {TURN[2]:g} degrees; SIFT matches.")
-    print(f"A match is right within {CORRECT_WITHIN:g} px of its ground truth; 'measured' counts matches that have one.")
+    print(f"A match is right within {CORRECT_WITHIN:g} px of its ground truth; 'measured' counts those that have one.")
     print(f"Pose: {ESTIMATOR} with its defaults; errors in degrees, median of {RUNS} runs over shuffled matches.\n")
     rows = [
         {"": title, **numbers}

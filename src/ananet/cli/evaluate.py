@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ananet.checks import check_whole_number
-from ananet.cli.arguments import add_candidates, add_detector, add_device, add_json, detector_name, print_json
+from ananet.cli.arguments import (
+    add_candidates,
+    add_detector,
+    add_device,
+    add_json,
+    add_matcher,
+    detector_name,
+    matcher_name,
+    print_json,
+)
 from ananet.defaults import REPORTED_ESTIMATORS
 from ananet.errors import InputError
 
@@ -31,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pruner",
         required=True,
         metavar="A,B,...",
-        help="names or .safetensors files, as in 'ananet match'; name=FILE gives a file a name of its own",
+        help="names or .safetensors files, as in 'ananet match'; name=FILE names a file",
     )
     parser.add_argument(
         "--estimator",
@@ -47,33 +56,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plain: each estimator's own threshold at original size. yfcc: 1 px at longest side 1600, confidence "
         "0.99999. sun3d: 0.001 in calibrated coordinates, confidence 0.99 (default: plain)",
     )
-    parser.add_argument("--threshold", type=float, metavar="T", help="of the estimator, in place of the protocol's")
     parser.add_argument(
-        "--confidence", type=float, metavar="C", help="at which the estimator stops drawing, in place of the protocol's"
+        "--threshold", type=float, metavar="T", help="inlier threshold of the estimator (default: the protocol's)"
     )
     parser.add_argument(
-        "--repeats", type=int, default=1, metavar="N", help="estimate every pose so often, print means (default: 1)"
+        "--confidence",
+        type=float,
+        metavar="C",
+        help="confidence at which the estimator stops (default: the protocol's)",
     )
-    parser.add_argument("--longest-side", type=int, metavar="PX", help="of the photos, in place of the protocol's")
+    parser.add_argument(
+        "--repeats", type=int, default=1, metavar="N", help="estimate every pose N times and print means (default: 1)"
+    )
+    parser.add_argument(
+        "--longest-side", type=int, metavar="PX", help="longest side of the photos (default: the protocol's)"
+    )
     add_detector(parser, several=True)
     add_candidates(parser)
+    add_matcher(parser)
     parser.add_argument("--images", type=Path, metavar="DIR", help="photos of a pair list (default: beside it)")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most so many pairs of a source, evenly spread")
+    parser.add_argument("--limit", type=int, metavar="N", help="at most N pairs of each source, evenly spread")
     parser.add_argument(
         "--outlier-share",
         type=float,
         metavar="S",
-        help="leave out wrong matches at random until at most this share of a pair's is wrong",
+        help="remove wrong matches at random until at most this share of a pair is wrong",
     )
     parser.add_argument(
         "--predictions",
         type=Path,
         metavar="DIR",
-        help="score the predictions found here; make the others and keep them here",
+        help="score the predictions stored here; compute missing ones and store them here",
     )
     parser.add_argument("--scores", type=Path, metavar="FILE", help="write the scores of every pair as JSON")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots here")
-    parser.add_argument("--table", type=int, choices=(1, 3, 4, 5, 6), help="print this table of the paper alone")
+    parser.add_argument("--table", type=int, choices=(1, 3, 4, 5, 6), help="print only this table of the paper")
     parser.add_argument("--by-scene", action="store_true", help="add a table by scene")
     parser.add_argument(
         "--neighbours",
@@ -83,10 +100,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--motions",
         action="store_true",
-        help="score how well motions are told apart in what pruners keep: of folders with labelled matches, or of "
+        help="score the grouping of kept matches into motions, for folders with labelled matches, or for "
         "'synthetic', problems with one to five motions; --repeats is the number of seeds",
     )
-    parser.add_argument("--style", choices=("text", "markdown"), default="text", help="of tables (default: text)")
+    parser.add_argument("--style", choices=("text", "markdown"), default="text", help="style of tables (default: text)")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
     add_device(parser)
     add_json(parser)
@@ -170,8 +187,10 @@ def _settings(arguments: argparse.Namespace) -> tuple[dict[str, MatchSettings], 
         raise InputError(f"--detector: expected different ones, got {arguments.detector}")
     if len(detectors) == 1:
         detectors = [detector_name(arguments)]
-    elif arguments.detector_weights is not None or arguments.features is not None:
-        raise InputError("--detector: expected one with --detector-weights or --features, got several")
+    else:
+        for option in ("detector_weights", "features", "matcher_weights"):
+            if getattr(arguments, option) is not None:
+                raise InputError(f"--detector: expected one with --{option.replace('_', '-')}, got several")
     return {
         detector: MatchSettings(
             detector,
@@ -180,6 +199,7 @@ def _settings(arguments: argparse.Namespace) -> tuple[dict[str, MatchSettings], 
             arguments.limit,
             arguments.outlier_share,
             arguments.candidates,
+            matcher_name(arguments),
         )
         for detector in detectors
     }, pose_settings

@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--block", type=int, help="block whose attention is shown, from 1 (default: the last)")
     parser.add_argument("--head", type=int, help="head whose attention is shown, from 1 (default: mean over heads)")
-    parser.add_argument("--top", type=int, default=100, metavar="N", help="number of most attended matches to show (default: 100)")
+    parser.add_argument(
+        "--top", type=int, default=100, metavar="N", help="number of most attended matches to show (default: 100)"
+    )
     add_detector(parser)
     add_device(parser)
     add_json(parser)

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--descriptors",
         action="store_true",
-        help="the matches are nearest neighbours: compute ratio and mutual flag from the descriptors, for better results",
+        help="for nearest neighbours: compute ratio and mutual flag from the descriptors, for better results",
     )
     add_pruner(parser)
     add_json(parser)

@@ -1,4 +1,4 @@
-"""`ananet list`: the pruners by name, and their options; the detectors, and the licences of their weights."""
+"""`ananet list`: the pruners by name, and their options; detectors and matchers, and the licences of their weights."""
 
 import argparse
 
@@ -12,16 +12,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from ananet.defaults import PRUNER
-    from ananet.features import DETECTORS
+    from ananet.features import DETECTORS, MATCHERS
     from ananet.names import option_text
     from ananet.pruners import describe_pruners
 
     pruners = describe_pruners()
-    detectors = {
-        name: {"summary": (make.__doc__ or "").partition("\n")[0], "licence": getattr(make, "licence", None)}
-        for name in DETECTORS.names
-        for make in [DETECTORS[name]]
-    }
+    detectors, matchers = (
+        {
+            name: {"summary": (make.__doc__ or "").partition("\n")[0], "licence": getattr(make, "licence", None)}
+            for name in registry.names
+            for make in [registry[name]]
+        }
+        for registry in (DETECTORS, MATCHERS)
+    )
     if arguments.json:
         described = {
             name: {
@@ -33,15 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
             }
             for name, found in pruners.items()
         }
-        print_json({"default": PRUNER, "pruners": described, "detectors": detectors})
+        print_json({"default": PRUNER, "pruners": described, "detectors": detectors, "matchers": matchers})
         return 0
     width = max(map(len, pruners))
     for name, found in pruners.items():
         print(f"{name:{width}}  {found.summary}{' (default)' if name == PRUNER else ''}")
         for option, of in found.options.items():
             print(f"{'':{width}}    @{option}={option_text(of.default)}  {describe(of.kind)}")
-    print("\nDetectors (--detector):")
-    for name, of_detector in detectors.items():
-        licence = f" Weights: {of_detector['licence']}." if of_detector["licence"] else ""
-        print(f"{name:{width}}  {of_detector['summary']}{licence}")
+    for kind, found_of_kind in (("detector", detectors), ("matcher", matchers)):
+        print(f"\n{kind.capitalize()}s (--{kind}):")
+        for name, one in found_of_kind.items():
+            licence = f" Weights: {one['licence']}." if one["licence"] else ""
+            print(f"{name:{width}}  {one['summary']}{licence}")
     return 0

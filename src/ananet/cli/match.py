@@ -18,9 +18,11 @@ from ananet.cli.arguments import (
     add_candidates,
     add_detector,
     add_json,
+    add_matcher,
     add_pruner,
     check_cameras,
     detector_name,
+    matcher_name,
     print_json,
     read_camera,
 )
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
     from ananet.drawing import Panel
     from ananet.estimators import Estimator
-    from ananet.features import Detector, Features
+    from ananet.features import Detector, Features, Matcher
     from ananet.motions import Motions
     from ananet.pipeline import PhotoMatches
     from ananet.pruners import Pruner
@@ -117,9 +119,9 @@ class Cameras:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "photos", type=Path, nargs="*", metavar="PHOTO", help="two photos; of more, every pair is matched"
+        "photos", type=Path, nargs="*", metavar="PHOTO", help="two photos; with more, every pair is matched"
     )
-    parser.add_argument("--pairs", type=Path, metavar="LIST", help="text file with two photo names in each line")
+    parser.add_argument("--pairs", type=Path, metavar="LIST", help="text file with two photo names per line")
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="where the photos of --pairs are (default: here)")
     parser.add_argument(
         "-o",
@@ -128,7 +130,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"picture (default: {PICTURE}), or folder for the pictures of many pairs (default: {FOLDER})",
     )
     parser.add_argument(
-        "--save", type=Path, metavar="FILE", help="the matches too, .npz or .csv; of many pairs a folder for .npz files"
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="also save the matches, .npz or .csv; for many pairs a folder of .npz files",
     )
     cameras = add_cameras(
         parser,
@@ -136,38 +141,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "They belong to the photo as viewers show it: EXIF orientation is applied on reading. Where none are given and "
         "both photos tell their focal lengths in EXIF, those are used.",
     )
-    cameras.add_argument("--no-exif", action="store_true", help="no focal lengths from EXIF")
+    cameras.add_argument("--no-exif", action="store_true", help="ignore focal lengths in EXIF")
     add_detector(parser)
     add_candidates(parser)
+    add_matcher(parser)
     parser.add_argument(
         "--estimator",
         default=ESTIMATOR,
         metavar="NAME",
-        help="of the pose: poselib, which is the most accurate, ransac or magsac; NAME@option=value sets an option, "
+        help="pose estimator: poselib (the most accurate), ransac or magsac; NAME@option=value sets an option, "
         f"such as poselib@handover=kept for a pose of all kept matches (default: {ESTIMATOR})",
     )
     parser.add_argument(
         "--threshold",
         type=float,
         metavar="PX",
-        help=f"of the estimator (default: 0.75 for poselib, {THRESHOLD_PIXELS:g} for the others)",
+        help=f"inlier threshold of the estimator (default: 0.75 for poselib, {THRESHOLD_PIXELS:g} for the others)",
     )
     parser.add_argument(
         "--confidence",
         type=float,
         metavar="C",
-        help="at which the estimator stops drawing (default: 0.99999, PoseLib's own)",
+        help="confidence at which the estimator stops (default: 0.99999, PoseLib's own)",
     )
     parser.add_argument(
         "--refine",
         action="store_true",
-        help="take a second look at the photos: second points of kept matches move by fractions of a pixel to where "
+        help="subpixel refinement: second points of kept matches move by fractions of a pixel to where "
         "both photos agree best",
     )
     parser.add_argument(
         "--motions",
         action="store_true",
-        help="tell which of the kept matches move together, and draw each motion in its colour",
+        help="find which kept matches move together, and draw each motion in its own colour",
     )
     add_pruner(parser)
     add_json(parser)
@@ -185,18 +191,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     # They bring torch, which takes seconds.
     from ananet.estimators import load_estimator
-    from ananet.features import load_detector
+    from ananet.features import load_detector, load_matcher
     from ananet.pruners import load
 
     given = {"threshold": arguments.threshold, "confidence": arguments.confidence}
     estimator = load_estimator(arguments.estimator, **{k: v for k, v in given.items() if v is not None})
     detector = load_detector(detector_name(arguments), device=arguments.device, max_keypoints=arguments.max_keypoints)
+    matcher = load_matcher(
+        matcher_name(arguments), detector=detector.name, device=arguments.device, neighbours=arguments.candidates
+    )
     choose_cameras = _camera_chooser(arguments)
     pruner = load(arguments.pruner, device=arguments.device)
     uses = Counter(path for pair in pairs for path in (pair.image0, pair.image1))
     photos = Photos(detector, use_exif=not arguments.no_exif, uses=uses)
-    matcher = Matcher(
+    match_pair = PairMatcher(
         photos,
+        matcher,
         choose_cameras,
         pruner,
         estimator,
@@ -205,14 +215,17 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.candidates,
         arguments.device,
     )
-    return _report_many(matcher, pairs, arguments.json) if many else _report_one(matcher, pairs[0], arguments.json)
+    if many:
+        return _report_many(match_pair, pairs, arguments.json)
+    return _report_one(match_pair, pairs[0], arguments.json)
 
 
 @dataclass(frozen=True, eq=False)
-class Matcher:
+class PairMatcher:
     """All that is loaded once; each pair is one call."""
 
     photos: Photos
+    matcher: Matcher
     choose_cameras: Callable[[Photo, Photo], Cameras]
     pruner: Pruner
     estimator: Estimator
@@ -250,6 +263,7 @@ class Matcher:
                 photo0.features,
                 photo1.features,
                 detector=self.photos.detector,
+                matcher=self.matcher,
                 pruner=self.pruner,
                 estimator=self.estimator,
                 K0=cameras.K0,
@@ -258,7 +272,6 @@ class Matcher:
                 names=(str(pair.image0), str(pair.image1)),
                 refine=self.refine,
                 photos=(read_image(pair.image0), read_image(pair.image1)) if self.refine else None,
-                neighbours=self.neighbours,
             )
         found.milliseconds["detect"] = milliseconds0 + milliseconds1
         motions = None
@@ -348,9 +361,12 @@ def save_matches(path: Path, found: PhotoMatches, motions: Motions | None = None
         if path.suffix.lower() == ".npz":
             np.savez_compressed(file, **arrays)
             return
-        columns = [arrays[name] for name in ("points0", "points1", "mask", "scores", "ratio", "mutual", "indices")]
+        # A trained matcher tells neither ratio nor mutual flag.
+        unknown = np.full(len(matches), np.nan)
+        names = ("points0", "points1", "mask", "scores", "ratio", "mutual", "indices")
+        columns = [arrays.get(name, unknown) for name in names]
         # Nine digits give a float32 back.
-        formats = ["%.9g"] * 4 + ["%d", "%.9g", "%.9g", "%d", "%d", "%d"]
+        formats = ["%.9g"] * 4 + ["%d", "%.9g", "%.9g", "%.9g", "%d", "%d"]
         table = np.column_stack([column.astype(np.float64) for column in columns])
         np.savetxt(file, table, fmt=formats, delimiter=",", header=",".join(COLUMNS), comments="")
 
@@ -480,8 +496,8 @@ def _camera_chooser(arguments: argparse.Namespace) -> Callable[[Photo, Photo], C
     return choose
 
 
-def _report_one(matcher: Matcher, pair: Pair, json: bool) -> int:
-    result = matcher(pair)
+def _report_one(match_pair: PairMatcher, pair: Pair, json: bool) -> int:
+    result = match_pair(pair)
     if json:
         print_json(result)
     elif result["overlap"]:
@@ -491,20 +507,20 @@ def _report_one(matcher: Matcher, pair: Pair, json: bool) -> int:
     print(
         f"{pair.image0} and {pair.image1} do not seem to show the same scene: "
         f"{result['consistent']} of {result['tested']} mutual matches agree on a common geometry, as many as "
-        f"chance brings. No picture written.",
+        f"chance explains. No picture written.",
         file=sys.stderr,
     )
     return NO_OVERLAP
 
 
-def _report_many(matcher: Matcher, pairs: list[Pair], json: bool) -> int:
+def _report_many(match_pair: PairMatcher, pairs: list[Pair], json: bool) -> int:
     from tqdm import tqdm
 
     results = []
     bar = tqdm(pairs, desc="match", unit="pair", disable=not sys.stderr.isatty(), leave=False)
     for pair in bar:
         try:
-            result = {**matcher(pair), "error": None}
+            result = {**match_pair(pair), "error": None}
         except InputError as error:
             result = {"photos": pair.photos, "error": str(error)}
         results.append(result)

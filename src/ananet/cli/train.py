@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--run", type=Path, default=Path("runs/ananet"), help="folder (default: runs/ananet)")
     parser.add_argument(
-        "--pairs", metavar="A,B", help="training pairs, from 'ananet data build': one folder, or several with commas between them"
+        "--pairs", metavar="A,B", help="training pairs, from 'ananet data build': folders with commas between them"
     )
     parser.add_argument("--validation", help="validation pairs")
     parser.add_argument("--from", dest="start_from", metavar="WEIGHTS", help="weights to fine-tune: a name or a file")

@@ -50,13 +50,13 @@ GLANCE = 0.25
 
 @dataclass(frozen=True)
 class BuildSettings(Settings):
-    """What decides which pairs are made. The same settings and photos give the same pairs."""
+    """How pairs are selected. The same settings and photos give the same pairs."""
 
     detector: str = DETECTOR
     """A name, perhaps with options."""
     max_keypoints: int = MAX_KEYPOINTS
     neighbours: int = 1
-    """So many nearest neighbours of a keypoint are its matches."""
+    """Number of nearest neighbours of a keypoint that are its putative matches."""
     scales: tuple[float, ...] = (1.0,)
     """Sizes, as parts of a photo's own, at which it is used: other keypoints are found at each, and other pairs chosen.
     Points are stored in the pixels of the photo as it is."""

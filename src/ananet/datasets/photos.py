@@ -1,4 +1,4 @@
-"""Photos whose cameras are known, to features: the one road that training pairs and evaluation share."""
+"""From photos with known cameras to features, for training pairs and evaluation alike."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ PHOTOS_AT_ONCE, PAIRS_AT_ONCE = 8, 16
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What became of a folder of photos."""
+    """The result of structure from motion on a folder of photos."""
 
     folder: Path
     """`images/` and `sparse/`, as `read_posed_scene` takes it."""

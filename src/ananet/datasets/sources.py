@@ -139,10 +139,11 @@ SOURCES: Registry[Source] = Registry(
         "pair list": "ananet.datasets.formats.pairlists:PairList",
     },
 )
+"""Data sources by name; `@SOURCES.add` adds one."""
 
 
 def open_source(path: str | Path, *, image_folder: str | Path | None = None) -> Source:
-    """The data at a path, recognised by what lies there.
+    """The data at a path; its format is recognised by the files there.
 
     Args:
         path: a scene (`images/` beside `sparse/`, and perhaps `pairs.txt`) or a folder of scenes; a folder of training

@@ -24,6 +24,7 @@ ESTIMATORS: Registry[Estimator] = Registry(
         "eight-point": "ananet.estimators.eight_point:EightPoint",
     },
 )
+"""Estimators by name; `@ESTIMATORS.add` adds one."""
 
 __all__ = ["ESTIMATORS", "Estimator", "Pose", "estimate_fundamental", "estimate_pose", "load_estimator"]
 
@@ -47,10 +48,10 @@ def estimate_pose(
     """Relative pose of two calibrated cameras; None if there is no answer.
 
     Args:
-        matches: calibrated matches (with K0 and K1); fewer than 5 have no answer.
+        matches: calibrated matches (with K0 and K1), at least 5 of them.
         estimator: "poselib" (LO-RANSAC and refinement), "ransac" (OpenCV), "magsac" (OpenCV's MAGSAC++) or
             "eight-point" (least squares weighted by scores, as in the papers of learned pruners).
-        kept: a pruner's answer on these matches; the estimator takes what its `handover` says of them.
+        kept: a pruner's answer on these matches; the estimator's `handover` says which of them it uses.
         options: as for `load_estimator`: `threshold` in pixels, `confidence`, `use_scores`, `handover`.
     """
     return load_estimator(estimator, **options).pose(matches, kept)

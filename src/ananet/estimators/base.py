@@ -27,10 +27,12 @@ class Pose:
     """Motion from the first camera to the second, X1 = R X0 + t, with t of length 1."""
 
     R: np.ndarray
+    """[3 x 3] rotation."""
     t: np.ndarray
+    """[3] direction of the translation."""
     inliers: np.ndarray
-    """[N] bool: matches within the threshold of this pose's epipolar geometry; where a pruner's answer was given, only
-    those that it keeps."""
+    """[N] bool: matches within the threshold of this pose's epipolar geometry; if a pruner's answer was given, only
+    kept ones."""
 
 
 HandOver = Literal["one-to-one", "kept"]
@@ -41,11 +43,11 @@ class Estimator(ABC):
 
     Args:
         threshold: inlier threshold in pixels; None for the estimator's default.
-        confidence: sampling stops when a better answer is this unlikely; None for the estimator's default.
+        confidence: sampling stops when the best answer is found with this probability; None for the default.
         use_scores: draw samples from the best matches first (PROSAC), by `matches.scores` or, where a pruner's answer
             is given, by its scores. Saves iterations.
-        handover: what it gets of a pruner's answer, all that is kept or matches that are one to one; None for the
-            estimator's default.
+        handover: which matches of a pruner's answer it uses: all that are "kept", or those that are "one-to-one";
+            None for the estimator's default.
     """
 
     name: str
@@ -82,8 +84,8 @@ class Estimator(ABC):
         """Relative pose of two calibrated cameras; None if there is no answer, as for fewer than 5 matches.
 
         Args:
-            kept: a pruner's answer on these matches, of which the estimator takes what its `handover` says; without
-                one it takes all matches.
+            kept: a pruner's answer on these matches, of which the estimator uses those that its `handover`
+                says; without one it uses all matches.
         """
         _check_matches(matches)
         if matches.K0 is None or matches.K1 is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from ananet.datasets.photos import PhotoFeatures, photo_features
 from ananet.datasets.sources import PosedPhotos, Source, StoredPairs
 from ananet.defaults import DETECTOR, MAX_KEYPOINTS
 from ananet.errors import InputError
-from ananet.features import Detector, Features, load_detector, match
+from ananet.features import Detector, Features, Matcher, load_detector, load_matcher
 from ananet.files import atomic_path
+from ananet.stored_matches import read_some
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,23 @@ class MatchSettings(Settings):
     """Wrong matches are left out at random until at most this share of a pair's matches is wrong; None leaves all."""
     neighbours: int = 1
     """So many nearest neighbours of a keypoint are its matches."""
+    matcher: str = "nearest"
+    """A name, perhaps with options."""
 
     def check(self) -> None:
         for name in ("longest_side", "limit"):
             if getattr(self, name) is not None:
                 check_whole_number(name, getattr(self, name), 1)
-        check_whole_number("neighbours", self.neighbours, 1)
-        self.load_detector()
+        self.load_detector("cpu")
+        self.load_matcher("cpu")
         if self.outlier_share is not None and not 0 <= self.outlier_share < 1:
             raise InputError(f"outlier_share: expected a number from 0 to below 1, got {self.outlier_share}")
 
-    def load_detector(self) -> Detector:
-        return load_detector(self.detector, max_keypoints=self.max_keypoints)
+    def load_detector(self, device: str) -> Detector:
+        return load_detector(self.detector, device=device, max_keypoints=self.max_keypoints)
+
+    def load_matcher(self, device: str) -> Matcher:
+        return load_matcher(self.matcher, detector=self.detector, device=device, neighbours=self.neighbours)
 
     @property
     def scale(self) -> str:
@@ -133,13 +139,15 @@ class StoredMatches(Pairs):
 class PhotoPairs(Pairs):
     """Pairs of photos with known cameras. Features are computed once per photo and kept in a folder."""
 
-    def __init__(self, source: PosedPhotos, settings: MatchSettings, feature_folder: Path | None) -> None:
+    def __init__(
+        self, source: PosedPhotos, settings: MatchSettings, feature_folder: Path | None, device: str = "auto"
+    ) -> None:
         super().__init__(source, settings)
         listed = [(scene.name, pair) for scene in source.scenes() for pair in scene.all_pairs()]
         self.pairs: list[tuple[str, PosedPair]] = [(scene, pair) for scene, pair in listed if pair.has_baseline]
         """Name of the scene, and the two photos."""
         self.feature_folder = feature_folder
-        self.detector = settings.load_detector()
+        self.detector, self.matcher = settings.load_detector(device), settings.load_matcher(device)
 
     @property
     def available(self) -> int:
@@ -166,7 +174,7 @@ class PhotoPairs(Pairs):
         scene, pair = self.pairs[number]
         first = self._features(pair.image0, pair.rotations[0])
         second = self._features(pair.image1, pair.rotations[1])
-        matches = match(first.features, second.features, K0=first.K, K1=second.K, neighbours=self.settings.neighbours)
+        matches = self.matcher(first.features, second.features, K0=first.K, K1=second.K)
         name = f"{scene}/{pair.name}" if scene and not pair.name.startswith(f"{scene}/") else pair.name
         paths = (pair.image0.path, pair.image1.path)
         return LabelledPair.from_pose(name, matches, *pair.relative_pose(), scene, paths)
@@ -178,6 +186,8 @@ class PhotoPairs(Pairs):
         keypoints = f"{name.upper()}{at}{options}, {settings.max_keypoints} keypoints"
         if settings.neighbours > 1:
             keypoints += f", {settings.neighbours} neighbours of each"
+        elif settings.matcher != "nearest":
+            keypoints += f", matched by {settings.matcher}"
         return f"{keypoints}, photos at {settings.scale}{settings.thinning}"
 
     def _features(self, image: PosedImage, turns: int) -> PhotoFeatures:
@@ -203,25 +213,29 @@ def _write_features(path: Path, found: PhotoFeatures) -> None:
 
 
 def _read_features(path: Path) -> PhotoFeatures:
-    with np.load(path, allow_pickle=False) as stored:
-        arrays = dict(stored)
-    width, height = arrays.pop("image_size").tolist()
+    arrays: dict[str, Any] = read_some(path, (*(field.name for field in fields(Features)), "K"))
     K = arrays.pop("K")
-    return PhotoFeatures(Features(**arrays, image_size=(width, height)), K)
+    return PhotoFeatures(Features(**arrays), K)
 
 
-def open_pairs(source: Source, settings: MatchSettings | None = None, feature_folder: Path | None = None) -> Pairs:
+def open_pairs(
+    source: Source,
+    settings: MatchSettings | None = None,
+    feature_folder: Path | None = None,
+    device: str = "auto",
+) -> Pairs:
     """The pairs of a source that `open_source` gave.
 
     Args:
         settings: how matches are made.
         feature_folder: where the features of photos are kept; None computes them for every pair anew.
+        device: where detector and matcher run.
     """
     settings = settings or MatchSettings()
     if isinstance(source, StoredPairs):
         pairs: Pairs = StoredMatches(source, settings)
     elif isinstance(source, PosedPhotos):
-        pairs = PhotoPairs(source, settings, feature_folder)
+        pairs = PhotoPairs(source, settings, feature_folder, device)
     else:
         raise InputError(f"source: expected StoredPairs or PosedPhotos, got {type(source).__name__}")
     if len(pairs) == 0:

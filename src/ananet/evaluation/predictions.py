@@ -93,6 +93,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def write_predictions(path: str | Path, predictions: Predictions) -> None:
+    """Write predictions to a safetensors file that `ananet evaluate --predictions` reads."""
     lengths = [len(answer.mask) for answer in predictions.answers]
     tensors = {
         "start": torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64)),
@@ -111,6 +112,7 @@ def write_predictions(path: str | Path, predictions: Predictions) -> None:
 
 
 def read_predictions(path: str | Path) -> Predictions:
+    """Predictions that `write_predictions` wrote."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"predictions: no file {path}")

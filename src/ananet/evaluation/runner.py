@@ -39,7 +39,7 @@ from ananet.evaluation.predictions import (
 )
 from ananet.evaluation.scoring import PairScore, PoseSettings, PrunerScores, score_pair
 from ananet.evaluation.workers import AT_ONCE, worker_pool
-from ananet.features import DETECTORS
+from ananet.features import DETECTORS, MATCHERS
 from ananet.files import file_sha256, write_json
 from ananet.networks import NETWORKS
 from ananet.pruners import CLASSICAL, LearnedPruner, Pruner, load, look_up
@@ -97,18 +97,24 @@ class Evaluation:
     """Everything that was measured on one source."""
 
     source: str
+    """Its path."""
     kind: str
+    """Name of the source's format."""
     matching: str
+    """How the matches were made, in words."""
     match_settings: MatchSettings
     pose_settings: PoseSettings
     names: list[str]
+    """[P] names of the pairs."""
     scenes: list[str]
-    """[P] of every pair."""
+    """[P] scene of every pair."""
     inliers: list[np.ndarray]
     """[P] labels, [N] bool each."""
     pruners: dict[str, PrunerChoice]
     predictions: dict[str, Predictions]
+    """Of every pruner, by name."""
     scores: dict[str, PrunerScores]
+    """Of every pruner, by name."""
     estimators: tuple[str, ...]
     """Those that ran: none on a source without poses."""
     reused: tuple[str, ...] = ()
@@ -116,6 +122,7 @@ class Evaluation:
 
     @property
     def inlier_ratios(self) -> np.ndarray:
+        """[P] share of inliers among all matches of a pair."""
         return np.array([inlier.mean() if len(inlier) else 0.0 for inlier in self.inliers])
 
     def pooled(self, pruner: str) -> tuple[np.ndarray, np.ndarray]:
@@ -143,10 +150,12 @@ class Job:
     """Those whose inliers among neighbours are wanted."""
     plugins: Sequence[str]
     """Modules that made networks, detectors, ... known from outside."""
+    device: str
+    """Of detector and matcher."""
 
     def open(self) -> Pairs:
         source = open_source(self.source, image_folder=self.image_folder)
-        return open_pairs(source, self.match_settings, self.feature_folder)
+        return open_pairs(source, self.match_settings, self.feature_folder, self.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +243,7 @@ def evaluate(
     workers: int | None = None,
     progress: bool = True,
 ) -> Evaluation:
-    """Runs pruners on the pairs of a source and scores what they say.
+    """Run pruners on the pairs of a source and score their answers.
 
     Worker processes import the calling script: outside of the command line, call it under
     `if __name__ == "__main__":`.
@@ -242,16 +251,17 @@ def evaluate(
     Args:
         source: what `open_source` takes.
         pruners: names or weight files.
-        prediction_folder: predictions found here are scored, others are made and written here, a file per pruner, as
-            the evaluation goes: one that was stopped goes on. A file that belongs to other weights, settings or
+        prediction_folder: predictions found here are scored; others are made and written here, a file per pruner, as
+            the evaluation proceeds, so that an interrupted one can continue. A file of other weights, settings or
             matches is refused.
         neighbours: whether to collect the ratio of inliers among neighbours in feature space, of learned pruners.
+        device: where networks run: of learned pruners, of the detector and of the matcher.
         workers: processes; None for one per core. The result does not depend on it.
     """
     match_settings, pose_settings = match_settings or MatchSettings(), pose_settings or PoseSettings()
     gpu = choose_device(device)
     choices = choose_pruners(pruners)
-    pairs = open_pairs(open_source(source, image_folder=image_folder), match_settings)
+    pairs = open_pairs(open_source(source, image_folder=image_folder), match_settings, device=device)
     origins = {
         choice.name: Origin(choice.name, choice.options, choice.weights_sha256, pairs.kind, match_settings.to_dict())
         for choice in choices
@@ -268,6 +278,7 @@ def evaluate(
             [choice for choice in choices if choice not in here and choice.name not in store.complete],
             [choice for choice in choices if neighbours and choice.network is not None],
             [*_plugins()],
+            device,
         )
         with worker_pool(workers, _start_worker, job) as pool:
 
@@ -291,7 +302,7 @@ def evaluate(
 
 
 def _plugins() -> set[str]:
-    registries = (NETWORKS, DETECTORS, ESTIMATORS, SOURCES, CLASSICAL)
+    registries = (NETWORKS, DETECTORS, MATCHERS, ESTIMATORS, SOURCES, CLASSICAL)
     return {module for registry in registries for module in registry.outside_modules}
 
 

@@ -31,7 +31,7 @@ class PoseSettings(Settings):
     """How poses are estimated. The defaults are those of most reports on unscaled photos."""
 
     estimators: tuple[str, ...] = REPORTED_ESTIMATORS
-    """Names, perhaps with options; an option that a name brings goes before those below."""
+    """Names, perhaps with options; options of a name override those below."""
     threshold: float | None = None
     """None for each estimator's default."""
     calibrated: bool = False

@@ -1,4 +1,7 @@
-"""What detectors that are networks have in common: where their weights come from, and images of any size."""
+"""What detectors that are networks have in common: where their weights come from, and images of any size.
+
+Trained matchers take their weights in the same way.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from ananet.images import resize
 
 logger = logging.getLogger(__name__)
 
-# A folder with weights of detectors, for machines that cannot download them.
+# A folder with weights of detectors and matchers, for machines that cannot download them.
 WEIGHTS_VARIABLE = "ANANET_WEIGHTS"
 SUFFIXES = (".safetensors", ".pth", ".pt")
 # The coarsest map of any of these networks has a cell for so many pixels: images are padded to whole cells.
@@ -71,20 +74,8 @@ class LearnedDetector(Detector):
             not_needed: beginnings of the names of those that may be missing.
             channels_last: how its weights lie in memory, which decides about its speed on a CPU.
         """
-        path = find_weights(weights_name, given)
-        if path is None:
-            weights, source = _downloaded(weights_name, download), weights_name
-        else:
-            weights, source = read_weights(path), str(path)
-        try:
-            answer = network.load_state_dict(weights, strict=False)
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1].strip()
-            raise InputError(f"weights: expected those of {weights_name}, got {source} ({reason})") from None
-        missing = [name for name in answer.missing_keys if not name.startswith(not_needed)]
-        if missing or answer.unexpected_keys:
-            example = f"it lacks {missing[0]}" if missing else f"it has {answer.unexpected_keys[0]}"
-            raise InputError(f"weights: expected those of {weights_name}, got {source}: {example}")
+        weights, source = take_weights(weights_name, given, download, "--detector-weights")
+        fill(network, weights, weights_name, source, not_needed)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         return network.eval().requires_grad_(False).to(self.device, memory_format=layout)  # type: ignore[call-overload]
 
@@ -145,6 +136,38 @@ def find_weights(name: str, given: Path | None = None) -> Path | None:
     return next((file for file in files if is_file(file)), None)
 
 
+def take_weights(
+    name: str, given: Path | None, download: Callable[[], dict[str, Any]], option: str
+) -> tuple[dict[str, Any], str]:
+    """Tensors by name from the file that was given, from the folder of weights or from a download, and from which.
+
+    Args:
+        name: of the file, without a suffix.
+        download: the published weights.
+        option: of commands, that takes a file.
+    """
+    path = find_weights(name, given)
+    return (_downloaded(name, download, option), name) if path is None else (read_weights(path), str(path))
+
+
+def fill(network: nn.Module, weights: dict[str, Any], name: str, source: str, not_needed: tuple[str, ...] = ()) -> None:
+    """Put weights into a network; an error where they belong to another one.
+
+    Args:
+        name, source: whose weights are expected, and where these come from, for the error.
+        not_needed: beginnings of the names of those that may be missing.
+    """
+    try:
+        answer = network.load_state_dict(weights, strict=False)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise InputError(f"weights: expected those of {name}, got {source} ({reason})") from None
+    missing = [key for key in answer.missing_keys if not key.startswith(not_needed)]
+    if missing or answer.unexpected_keys:
+        example = f"it lacks {missing[0]}" if missing else f"it has {answer.unexpected_keys[0]}"
+        raise InputError(f"weights: expected those of {name}, got {source}: {example}")
+
+
 def read_weights(path: Path) -> dict[str, Any]:
     """Tensors by name from .safetensors, or from a .pth or .pt file, of which nothing but tensors is read."""
     if path.suffix not in SUFFIXES:
@@ -161,7 +184,7 @@ def read_weights(path: Path) -> dict[str, Any]:
     return weights.get("extractor", weights)
 
 
-def _downloaded(name: str, download: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _downloaded(name: str, download: Callable[[], dict[str, Any]], option: str) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             # kornia tells of every attempt.
@@ -171,7 +194,7 @@ def _downloaded(name: str, download: Callable[[], dict[str, Any]]) -> dict[str, 
         raise InputError(
             f"weights: those of {name} are not here and could not be downloaded. Put {name}.safetensors or {name}.pth "
             f"into a folder, and its path into the environment variable {WEIGHTS_VARIABLE}; or give the file, as in "
-            f"--detector-weights {name}.pth ({_first_line(error)})"
+            f"{option} {name}.pth ({_first_line(error)})"
         ) from None
 
 

@@ -1,7 +1,8 @@
-"""Descriptors to nearest-neighbour matches."""
+"""Keypoints to putative matches: what every matcher has in common, and nearest neighbours by descriptor."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,71 @@ class NearestNeighbours:
     """[S] bool: whether the match is nearest in both directions."""
 
 
+class Matcher(ABC):
+    """Proposes matches between two images. A subclass implements `pair`, for features that were checked."""
+
+    name: str
+
+    @abstractmethod
+    def pair(self, features0: Features, features1: Features) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Which keypoints belong together, [S x 2] int64, and what is known of each pair of them.
+
+        The latter by name, as `Correspondences` takes it: `ratio`, `mutual`, `scores`, [S] each.
+        """
+
+    def __call__(
+        self, features0: Features, features1: Features, *, K0: Array | None = None, K1: Array | None = None
+    ) -> Correspondences:
+        """Putative correspondences of two images."""
+        for name, features in (("features0", features0), ("features1", features1)):
+            if not isinstance(features, Features):
+                raise InputError(f"{name}: expected Features, as a detector gives them, got {type(features).__name__}")
+        indices, known = self.pair(features0, features1)
+        first, second = indices.T
+
+        def both(values0: np.ndarray | None, values1: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+            return (None, None) if values0 is None or values1 is None else (values0[first], values1[second])
+
+        sizes0, sizes1 = both(features0.sizes, features1.sizes)
+        angles0, angles1 = both(features0.angles, features1.angles)
+        return Correspondences(
+            features0.points[first],
+            features1.points[second],
+            K0=K0,
+            K1=K1,
+            size0=features0.image_size,
+            size1=features1.image_size,
+            sizes0=sizes0,
+            sizes1=sizes1,
+            angles0=angles0,
+            angles1=angles1,
+            indices=indices,
+            **known,
+        )
+
+    def __repr__(self) -> str:
+        return f"<matcher {self.name}>"
+
+
+class Nearest(Matcher):
+    """The nearest neighbours of every keypoint of the first image, by descriptor.
+
+    Args:
+        neighbours: how many of each. A pruner can only keep what is proposed; it gets more to choose from, and more to
+            reject. All nearest come first, then all second nearest, and so on.
+    """
+
+    name = "nearest"
+
+    def __init__(self, neighbours: int = 1) -> None:
+        self.neighbours = check_whole_number("neighbours", neighbours, 1)
+
+    def pair(self, features0: Features, features1: Features) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        found = nearest_neighbours(features0.descriptors, features1.descriptors, self.neighbours)
+        first = np.arange(len(found.index)) % max(1, len(features0))
+        return np.stack([first, found.index], axis=1), {"ratio": found.ratio, "mutual": found.mutual}
+
+
 def match(
     features0: Features,
     features1: Features,
@@ -42,35 +108,9 @@ def match(
     """Putative correspondences of two images: the nearest neighbours of every keypoint of the first.
 
     Args:
-        neighbours: how many of each. A pruner can only keep what is proposed; it gets more to choose from, and more to
-            reject. All nearest come first, then all second nearest, and so on.
+        neighbours: how many of each, see `Nearest`.
     """
-    for name, features in (("features0", features0), ("features1", features1)):
-        if not isinstance(features, Features):
-            raise InputError(f"{name}: expected Features, as a detector gives them, got {type(features).__name__}")
-    found = nearest_neighbours(features0.descriptors, features1.descriptors, neighbours)
-    first, second = np.arange(len(found.index)) % max(1, len(features0)), found.index
-
-    def both(values0: np.ndarray | None, values1: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
-        return (None, None) if values0 is None or values1 is None else (values0[first], values1[second])
-
-    sizes0, sizes1 = both(features0.sizes, features1.sizes)
-    angles0, angles1 = both(features0.angles, features1.angles)
-    return Correspondences(
-        features0.points[first],
-        features1.points[second],
-        K0=K0,
-        K1=K1,
-        size0=features0.image_size,
-        size1=features1.image_size,
-        ratio=found.ratio,
-        mutual=found.mutual,
-        sizes0=sizes0,
-        sizes1=sizes1,
-        angles0=angles0,
-        angles1=angles1,
-        indices=np.stack([first, second], axis=1),
-    )
+    return Nearest(neighbours)(features0, features1, K0=K0, K1=K1)
 
 
 def nearest_neighbours(descriptors0: np.ndarray, descriptors1: np.ndarray, neighbours: int = 1) -> NearestNeighbours:

@@ -1,4 +1,4 @@
-"""How trained networks run: a network with a fast road of its own has it here, others run as they are."""
+"""Inference of trained networks: fast engines for networks that have one; others run as they are."""
 
 from __future__ import annotations
 

@@ -46,26 +46,28 @@ ALL_PAIRS, EXISTING_PAIRS = "all", "existing"
 
 @dataclass
 class Summary:
-    """What became of a database."""
+    """What was done to a database."""
 
     pairs: int = 0
     """Pairs that were looked at."""
     skipped: int = 0
     """Of these, pairs that had been pruned by the same pruner before, and not changed since."""
     before: int = 0
-    """Matches."""
+    """Matches before pruning."""
     after: int = 0
+    """Matches after pruning."""
     dropped: int = 0
     """Pairs that had matches and have none now."""
     unseen: int = 0
     """Of the matches removed, those at keypoints that a lens model cannot place in an undistorted photo."""
     verified: int | None = None
-    """Pairs with inliers to a two-view geometry; None where nobody asked for one."""
+    """Pairs with inliers to a two-view geometry; None if verification was not asked for."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Of each step: read, match, prune, write, verify."""
 
     @property
     def pairs_per_second(self) -> float:
+        """Over all steps."""
         return self.pairs / max(sum(self.seconds.values()), 1e-9)
 
     @contextmanager
@@ -95,7 +97,7 @@ def prune_database(
         pruner: a pruner or what `ananet.load` takes; None for the best network on coordinates, sizes and angles, as a
             database keeps no ratios.
         output: where to write a pruned copy; without it the database itself is changed.
-        min_matches: a pair that keeps fewer has none, as in COLMAP.
+        min_matches: pairs that keep fewer lose all their matches, as in COLMAP.
         verify: two-view geometries of pairs without one, by COLMAP's own verification (needs pycolmap).
         dry_run: count, and write nothing; nothing is verified either.
         device: where networks run.
@@ -123,12 +125,12 @@ def match_database(
 ) -> Summary:
     """Matches the images of a COLMAP database by their descriptors, and prunes the matches.
 
-    The putative matches are nearest neighbours with ratio and mutual flag, which the default pruner makes use of.
-    Written are kept matches that are nearest in both directions: COLMAP wants a keypoint once in a pair.
+    The putative matches are nearest neighbours with ratio and mutual flag, which the default pruner uses. Only kept
+    matches that are mutual are written: COLMAP expects a keypoint once in a pair.
 
     Args:
-        pairs: "all"; "existing" for pairs that have matches, which are replaced; a text file with two image names a
-            line (a tab between them where names have blanks); or the names themselves. Pairs with an image that has
+        pairs: "all"; "existing" for pairs that have matches, which are replaced; a text file with two image names per
+            line (separated by a tab if names contain blanks); or the names themselves. Pairs with an image that has
             no descriptors are left as they are.
 
     The other arguments are those of `prune_database`.

@@ -29,15 +29,15 @@ def prune(
     back: Sequence[Any] | None = None,
     pruner: str | Pruner | None = None,
 ) -> list[cv2.DMatch]:
-    """The right ones among matches, in their order.
+    """The matches that a pruner keeps, in their order.
 
     Args:
         keypoints0, keypoints1: of both images; sizes and angles are used where all matched keypoints have them.
-        matches: what `match` or `knnMatch(..., k=2)` of an OpenCV matcher gives. The latter tells ratios of distances
-            too, which makes a better answer.
+        matches: what `match` or `knnMatch(..., k=2)` of an OpenCV matcher gives. The latter also gives
+            ratios of distances, and so a better answer.
         size0, size1: (width, height) of both images; used where there are no camera matrices.
         K0, K1: [3 x 3] camera matrices.
-        back: the same matcher's matches from the second image to the first, which tell what is mutual.
+        back: the same matcher's matches from the second image to the first, which give the mutual flags.
         pruner: a name that `ananet.load` takes, or a pruner; None for the best one.
     """
     chosen = [neighbours for neighbours in map(_neighbours, matches) if neighbours]

@@ -44,7 +44,7 @@ TRUSTED = 0.8
 
 @dataclass(frozen=True, eq=False)
 class Motion:
-    """Matches that move as one rigid thing does."""
+    """Matches that move as one rigid object does."""
 
     kind: Literal["fundamental", "essential", "homography"]
     """What the model is: p1^T F p0 = 0 for pixels; p1^T E p0 = 0 for rays, where cameras are given; or p1 ~ H p0 for
@@ -64,6 +64,7 @@ class Motions:
     labels: np.ndarray
     """[N] int64: the motion that each match follows, 0, 1, ...; -1 for none, and for matches that were not kept."""
     motions: tuple[Motion, ...]
+    """The largest first."""
 
     def __len__(self) -> int:
         return len(self.motions)

@@ -92,7 +92,7 @@ class ACNeBlock(nn.Module):
 
 
 class ACNe(Network):
-    """CNe whose norms attend to likely inliers; every norm's attention is trained to tell them."""
+    """ACNe: CNe whose norms attend to likely inliers; the attention of every norm is supervised."""
 
     name = "acne"
     Settings = ACNeSettings

@@ -136,7 +136,7 @@ def distance_channels(distance: Tensor) -> Tensor:
 
 
 class ANANet(Network):
-    """Scores every match by what it attends to, what attends to it, and the company it keeps."""
+    """ANA-Net: scores every match by first-order attention and second-order context."""
 
     name = "ananet"
     Settings = ANANetSettings
@@ -196,7 +196,7 @@ class ANANet(Network):
         rescale_linear(self.head, scale, shift)
 
     def start_from(self, other: Network) -> None:
-        """All forms have the same weights, and side input or feedback that was not there counts nothing at first."""
+        """Take over the weights of any form; side input or feedback that the other lacks has no effect at first."""
         have = other.settings
         if isinstance(have, ANANetSettings):
             want = self.settings

@@ -23,7 +23,7 @@ DEFAULT = "ananet"
 
 @dataclass(frozen=True)
 class NetworkSettings(Settings):
-    """Everything that defines a network's shape. A network's own settings say its name and add what they need."""
+    """Everything that defines a network's shape. Each network has a subclass with its name and its own settings."""
 
     name: str = DEFAULT
     """Of the network."""
@@ -65,14 +65,14 @@ class BlockView:
 
 
 class Supervision(NamedTuple):
-    """What training looks at in an answer; everything is [B x N]."""
+    """What training supervises; everything is [B x N]."""
 
     stages: list[Tensor]
-    """Logits of every stage, the final ones last: the class loss of each counts."""
+    """Logits of every stage, the final ones last; each has a class loss."""
     layers: list[Tensor]
-    """Logits that layers inside work with: the mean of their class losses counts as one more."""
+    """Logits of inner layers; the mean of their class losses is added."""
     weights: list[Tensor]
-    """Of every weighted eight-point solution that the geometric loss looks at, the final ones last."""
+    """Weights of every eight-point solution that has a geometric loss, the final ones last."""
 
 
 class Network(nn.Module):
@@ -82,7 +82,7 @@ class Network(nn.Module):
     Settings: ClassVar[type[NetworkSettings]] = NetworkSettings
     settings: NetworkSettings
     geometric: ClassVar[Literal["inliers", "virtual", "matrix"]] = "inliers"
-    """The geometric loss that its authors train it with, where training has one: see `training.loss`."""
+    """Geometric loss of its authors, for training with `geometric_weight`; see `ananet.training.loss`."""
 
     def __init__(self, settings: NetworkSettings | None = None) -> None:
         super().__init__()
@@ -107,27 +107,27 @@ class Network(nn.Module):
         return [self(matches, mask)]
 
     def supervision(self, matches: Tensor, mask: Tensor | None = None) -> Supervision:
-        """All that training supervises; a network that learns by more than its stages says so here."""
+        """Everything that training supervises; override it if a network has losses beside those of its stages."""
         stages = self.stages(matches, mask)
         return Supervision(stages, [], [inlier_weights(logits.float()) for logits in stages])
 
     @abstractmethod
     def rescale_logits(self, scale: float, shift: float) -> None:
-        """Make the logits scale * logits + shift: how a fit of scores to probabilities becomes part of the weights."""
+        """Change the weights so that logits become scale * logits + shift: how the calibration of scores is stored."""
 
     def prepare_to_compile(self) -> None:
-        """Called before training compiles the network: take out of the graph what cannot be in it."""
+        """Called before training compiles the network; excludes what cannot be compiled."""
 
     def block_features(self, matches: Tensor) -> list[Tensor]:
-        """[B x N x C] features that enter the first block and those that leave each, for a look inside; or none."""
+        """[B x N x C] input of the first block and output of every block, to inspect a network; may be empty."""
         return []
 
     def block_views(self, matches: Tensor) -> list[BlockView]:
-        """What every block attends to in the first problem of the batch, for a look inside; or nothing."""
+        """Attention of every block in the first problem of the batch, to inspect a network; may be empty."""
         return []
 
     def start_from(self, other: Network) -> None:
-        """Take over the weights of another network, to train on from there. The settings must be the same."""
+        """Copy the weights of another network, to continue training. The settings must be the same."""
         if type(other) is not type(self) or other.settings != self.settings:
             raise InputError(_difference(other, self))
         self.load_state_dict(other.state_dict())
@@ -148,6 +148,7 @@ NETWORKS: Registry[Network] = Registry(
         "lmcnet": "ananet.networks.lmcnet:LMCNet",
     },
 )
+"""Networks by name; `@NETWORKS.add` adds one."""
 
 
 def network_class(name: str) -> type[Network]:

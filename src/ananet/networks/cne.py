@@ -44,7 +44,7 @@ class CNeBlock(nn.Module):
 
 
 class CNe(Network):
-    """Scores every match by itself; matches see each other through context norm alone."""
+    """CNe: scores every match by itself; matches interact through context norm only."""
 
     name = "cne"
     Settings = CNeSettings

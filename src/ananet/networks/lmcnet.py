@@ -125,7 +125,7 @@ class LMCBlock(nn.Module):
 
 
 class LMCNet(Network):
-    """Asks again and again how far each match is from a smooth motion, of points first and of features then."""
+    """LMCNet: compares each match with a smooth motion field, repeatedly, of points first and of features then."""
 
     name = "lmcnet"
     Settings = LMCNetSettings

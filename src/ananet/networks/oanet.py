@@ -72,7 +72,7 @@ class OANetStage(nn.Module):
 
 
 class OANet(Network):
-    """Clusters matches, lets clusters speak to each other, and looks a second time with the geometry it found."""
+    """OANet: pools matches to clusters, mixes these, and repeats with the residuals to the estimated geometry."""
 
     name = "oanet"
     Settings = OANetSettings

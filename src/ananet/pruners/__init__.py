@@ -34,13 +34,14 @@ CLASSICAL: Registry[Pruner] = Registry(
         "magsac": "ananet.pruners.robust:MAGSAC",
     },
 )
+"""Pruners that are not networks, by name; `@CLASSICAL.add` adds one."""
 ALIASES = {"none": "all"}
 
 __all__ = ["CLASSICAL", "LearnedPruner", "Pruned", "Pruner", "describe_pruners", "list_pruners", "load"]
 
 
 def list_pruners() -> dict[str, str]:
-    """Names that `load` takes, each with one line on what it does."""
+    """The names that `load` accepts, each with a line that describes it."""
     return {name: found.summary for name, found in describe_pruners().items()}
 
 
@@ -70,11 +71,10 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
     """A pruner, ready to be called.
 
     Args:
-        pruner: a name that `list_pruners` knows, or the path of a weight file; None for "auto", which takes for every
-            pair the best network that what is known of its matches allows. Several joined
-            by "+" work one after another: "mutual+ananet" shows the network mutual matches only. Options may come
-            with the name, each after an "@": "ratio@threshold=0.7", "lpm@neighbours=4/6". A name of one's own goes
-            before a path: "mine=weights.safetensors".
+        pruner: a name of `list_pruners`, or the path of a weight file. None means "auto": for every pair, the best
+            network for the input that is known. Several joined by "+" run one after another: "mutual+ananet" shows
+            the network mutual matches only. Options may follow the name, each after an "@": "ratio@threshold=0.7",
+            "lpm@neighbours=4/6". A weight file may be given a name: "mine=weights.safetensors".
         device: "auto" (a GPU if there is one), "cpu", "cuda", ... Classical pruners ignore it.
         options: settings of the pruner, such as `threshold` of the ratio test or of a network.
 

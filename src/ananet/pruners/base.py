@@ -26,16 +26,16 @@ LARGEST_LOGIT = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Pruned:
-    """The answer of a pruner: numpy arrays if the points came as such, else tensors on the points' device."""
+    """The answer of a pruner: tensors on the points' device if the points were tensors, else numpy arrays."""
 
     mask: Any
     """[N] bool: which matches to keep."""
     scores: Any
     """[N] float32 in [0, 1): how likely each match is right, the sigmoid of its logit."""
     logits: Any
-    """[N] float32: the same without squashing, 0 being undecided."""
+    """[N] float32: the same before the sigmoid, 0 where undecided."""
     pruner: str = ""
-    """Whose answer it is: where `auto` was asked, the network it chose."""
+    """Name of the pruner; of `auto`, the network that it chose."""
 
     @property
     def indices(self) -> Any:
@@ -52,17 +52,19 @@ class Pruned:
 
 
 class Pruner(ABC):
-    """Tells right matches from wrong ones.
+    """Decides which matches to keep.
 
-    A subclass answers one question, `logits`; a match is kept where the logit lies above the decision.
+    A subclass implements `logits`; a match is kept if its logit is above `decision`.
     """
 
     name: str
+    """As `load` takes it."""
     decision: float = 0.0
+    """The logit above which a match is kept."""
 
     @abstractmethod
     def logits(self, matches: Correspondences) -> Tensor:
-        """[N] how strongly each match is believed, 0 being undecided. N is at least 1."""
+        """[N] logits of being right, 0 where undecided. N is at least 1."""
 
     def __call__(self, points0: Array | Correspondences, points1: Array | None = None, **given: Any) -> Pruned:
         """Prune one set of matches.

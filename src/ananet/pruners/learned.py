@@ -32,14 +32,14 @@ class LearnedPruner(Pruner):
     """A network that scores matches.
 
     Args:
-        network: trained.
+        network: a trained network.
         device: where it runs.
         threshold: the probability above which a match is kept.
         conflict_odds: of matches that share a point but lie apart in the other image, at most one is right. The odds
-            of all but the best are divided by this. 1 leaves the network's verdict as it is, infinity keeps one place
-            for every point.
-        name: of the pruner; the network's unless given.
-        card: what is known of the weights.
+            of all but the best are divided by this. 1 means no penalty; with infinity, at most one match per
+            point is kept.
+        name: of the pruner; by default that of the network.
+        card: the model card of the weights.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LearnedPruner(Pruner):
         self.decision = decision_at(threshold)
         self.conflict_odds = check_odds(conflict_odds)
         self.progress: Progress | None = None
-        """Called with steps done and all steps of a call, where the network runs slowly enough to have steps."""
+        """Called with the number of blocks done and of all blocks, on a CPU."""
         self.device = choose_device(device)
         self.network = network.to(self.device)
         self.engine = engine_for(network, self.device)

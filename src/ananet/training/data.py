@@ -33,7 +33,7 @@ class BatchSource:
             )
 
     def draw(self, step: int) -> tuple[Batch, bool]:
-        """The batch of a step, and whether it is full: without padding the network takes a shorter road."""
+        """The batch of a step, and whether it is full: without padding the network does less work."""
         source = self.usual
         # Processes that share gradients take batches of the same kind.
         if self.small is not None and torch.rand(1, generator=generator("cpu", "kind", self.settings.seed, step)) < (

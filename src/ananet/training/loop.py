@@ -55,7 +55,7 @@ def train(
     until: int | None = None,
     max_seconds: float = math.inf,
 ) -> dict[str, Any]:
-    """Train until `settings.steps`, or go on with the run that the folder holds.
+    """Train until `settings.steps`, or continue the run in the folder.
 
     Args:
         run: folder of the run; if it holds a checkpoint, its settings must be these.
@@ -64,7 +64,7 @@ def train(
         until, max_seconds: stop early at this step or after this time, with a checkpoint to go on from.
 
     Returns:
-        What the run came to: step, loss (None if no step was left), seconds, and validation scores if there are any.
+        The result: step, loss (None if no step was left), seconds, and validation scores if there are any.
     """
     rank, processes = _join_processes()
     own_device = _own_device(device, rank)

@@ -22,19 +22,19 @@ class TrainSettings(Settings):
     own; `name` in the first picks the network."""
 
     pairs: str | None = None
-    """Training pairs, from `ananet data build`, or an OANet dump; several with commas between them are one; without
-    any, synthetic problems alone."""
+    """Training pairs, from `ananet data build`, or an OANet dump; several are separated by commas; without any,
+    only synthetic problems."""
     validation: str | None = None
     """Validation pairs, never trained on."""
     calibration_scenes: tuple[str, ...] = ()
-    """Scenes of `pairs` that are kept out of training to fit the scores on; without any, training pairs serve."""
+    """Scenes of `pairs` that are kept out of training to calibrate the scores; without any, training pairs are used."""
     excluded_scenes: tuple[str, ...] = ()
-    """Scenes of `pairs` that are not used at all, because their poses are not to be trusted, say."""
+    """Scenes of `pairs` that are not used at all, for example because their poses are wrong."""
     inlier_distance: float = INLIER_DISTANCE
     """What counts as right: squared symmetric epipolar distance below this. The paper's 1e-4 is 8 to 10 pixels in a
     photo of 1000; a tighter one teaches which matches are precise."""
     synthetic_share: float = 0.25
-    """Share of each batch that is made up on the fly (all of it without `pairs`)."""
+    """Share of synthetic problems in each batch (1 without `pairs`)."""
     small_share: float = 0.0
     """Share of the steps that take `small_batches`, where given."""
     side_dropout: float = 0.3
@@ -42,11 +42,15 @@ class TrainSettings(Settings):
     balance: float = 1.0
     """1 lets a pair's inliers weigh as much as its outliers, as the paper does; 0 lets every match weigh the same."""
     steps: int = 100_000
+    """Length of the run."""
     optimizer: str = "adamw"
-    """adamw, or muon: matrices between hidden features move along orthogonal ones, the rest as with AdamW."""
+    """adamw, or muon: orthogonalised updates for matrices between hidden features, AdamW for the rest."""
     learning_rate: float = 1e-3
+    """After warm-up."""
     final_learning_rate: float = 1e-5
+    """At the last step; the rate falls along a cosine."""
     warmup: int = 500
+    """Steps in which the rate rises from 0."""
     weight_decay: float = 0.0
     """With muon for the matrices alone."""
     clip_gradient: float = 1.0
@@ -55,7 +59,7 @@ class TrainSettings(Settings):
     geometric_weight: float = 0.0
     """Weight of the geometric loss of a weighted eight-point solution beside the class loss."""
     geometric_from: int = 20_000
-    """Step at which it sets in: before, the weights mean nothing."""
+    """Step at which it starts: before, the weights mean nothing."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """On the CPU always fp32."""
     compile: bool = True

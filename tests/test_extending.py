@@ -15,7 +15,7 @@ from ananet.estimators import ESTIMATORS
 from ananet.evaluation.pairs import MatchSettings
 from ananet.evaluation.runner import evaluate
 from ananet.evaluation.scoring import PoseSettings
-from ananet.features import DETECTORS
+from ananet.features import DETECTORS, MATCHERS
 from ananet.networks import NETWORKS, NetworkSettings, load_network
 from ananet.pruners import CLASSICAL, LearnedPruner
 from ananet.training.loop import WEIGHTS, train
@@ -29,7 +29,7 @@ def toys():
     """The toys, known while these tests run."""
     made = import_module("tests.toys")
     yield made
-    for registry in (NETWORKS, DETECTORS, ESTIMATORS, SOURCES, CLASSICAL):
+    for registry in (NETWORKS, DETECTORS, MATCHERS, ESTIMATORS, SOURCES, CLASSICAL):
         registry._added.clear()
 
 
