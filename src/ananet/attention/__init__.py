@@ -6,6 +6,7 @@ the GPU. `second_order_attention` picks one; the argument `backend` or the varia
 
 import math
 import os
+import sys
 from importlib.util import find_spec
 from typing import Literal, get_args
 
@@ -86,7 +87,8 @@ def cubic_form(columns: Tensor, energy: Tensor) -> Tensor:
 
 def choose_backend(device: torch.device, backend: str | None = None) -> Backend:
     """The backend asked for by argument or environment, else the best one for the device."""
-    if torch.onnx.is_in_onnx_export():
+    # Nobody exports before it is imported, which takes a tenth of a second.
+    if "torch.onnx" in sys.modules and torch.onnx.is_in_onnx_export():
         return "reference"  # ONNX knows plain operators only
     asked = backend or os.environ.get(VARIABLE) or None
     if asked is None:

@@ -7,7 +7,9 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,13 +77,29 @@ class Photos:
     use_exif: bool
     uses: Counter[Path]
     _kept: dict[Path, Photo | InputError] = field(default_factory=dict)
+    _started: dict[Path, Future[tuple[Photo, float]]] = field(default_factory=dict)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.detector.threads)
+
+    def start(self, pair: Pair) -> None:
+        """Begin to read the photos of a pair, if the detector works in threads; `take` waits for them."""
+        # Imported in this thread: two threads must not import modules that need each other.
+        import ananet.drawing
+        import ananet.pipeline  # noqa: F401
+
+        for path in (pair.image0, pair.image1) if self.detector.threads > 1 else ():
+            if path not in self._kept and path not in self._started:
+                self._started[path] = self._pool.submit(self._read, path)
 
     def take(self, path: Path) -> tuple[Photo, float]:
         """One photo, and how many milliseconds it took to find its keypoints now. Raises what reading it raised."""
         milliseconds = 0.0
         if path not in self._kept:
             try:
-                self._kept[path], milliseconds = self._read(path)
+                started = self._started.pop(path, None)
+                self._kept[path], milliseconds = self._read(path) if started is None else started.result()
             except InputError as error:
                 self._kept[path] = error
         photo = self._kept[path]
@@ -192,9 +210,10 @@ def run(arguments: argparse.Namespace) -> int:
     estimator = load_estimator(arguments.estimator, **{k: v for k, v in given.items() if v is not None})
     detector = load_detector(detector_name(arguments), device=arguments.device, max_keypoints=arguments.max_keypoints)
     choose_cameras = _camera_chooser(arguments)
-    pruner = load(arguments.pruner, device=arguments.device)
     uses = Counter(path for pair in pairs for path in (pair.image0, pair.image1))
     photos = Photos(detector, use_exif=not arguments.no_exif, uses=uses)
+    photos.start(pairs[0])
+    pruner = load(arguments.pruner, device=arguments.device)
     matcher = Matcher(
         photos,
         choose_cameras,
@@ -260,7 +279,10 @@ class Matcher:
                 photos=(read_image(pair.image0), read_image(pair.image1)) if self.refine else None,
                 neighbours=self.neighbours,
             )
-        found.milliseconds["detect"] = milliseconds0 + milliseconds1
+        side_by_side = self.photos.detector.threads > 1
+        found.milliseconds["detect"] = (
+            max(milliseconds0, milliseconds1) if side_by_side else milliseconds0 + milliseconds1
+        )
         motions = None
         if self.motions and found.overlap.found:
             watch = Stopwatch()
@@ -502,7 +524,9 @@ def _report_many(matcher: Matcher, pairs: list[Pair], json: bool) -> int:
 
     results = []
     bar = tqdm(pairs, desc="match", unit="pair", disable=not sys.stderr.isatty(), leave=False)
-    for pair in bar:
+    for pair, following in zip(bar, [*pairs[1:], None], strict=True):
+        if following is not None:
+            matcher.photos.start(following)
         try:
             result = {**matcher(pair), "error": None}
         except InputError as error:
