@@ -6,7 +6,6 @@ Pixel coordinates follow OpenCV: the centre of the first pixel is (0, 0).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -250,8 +249,7 @@ def _tensor(name: str, values: Array) -> Tensor:
             kind = "meta" if values.device.type == "meta" else "quantised" if values.is_quantized else "sparse"
             raise InputError(f"{name}: expected a plain tensor, got a {kind} one")
         return values.detach()
-    # There is no masked array before numpy.ma is imported, which takes a twentieth of a second.
-    if "numpy.ma" in sys.modules and isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
+    if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
         raise InputError(f"{name}: expected an array without gaps, got a masked one; leave out the masked matches")
     try:
         array = np.array(values)
