@@ -1,20 +1,25 @@
-"""Time ANA-Net on the CPU, and measure its memory, beside the plain PyTorch reference.
+"""Time ANA-Net and `ananet match` on the CPU, and measure its memory, beside the plain PyTorch reference.
 
-    PYTHONPATH=src python3 benchmarks/cpu.py [results.json]
+    PYTHONPATH=src python3 benchmarks/cpu.py [results.json] [--command]
 
 Every number comes from its own process: peak memory never goes down again, and threads are set before the first
-operation. Times are medians over runs that alternate between the engine and the reference.
+operation. Times are medians over runs that alternate between the engine and the reference. Targets stand beside them.
+`--command` times the command alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
 import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,14 +68,64 @@ def peak_megabytes(form: str, length: int) -> float:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
+def command_seconds(runs: int = 5) -> dict[str, float]:
+    """Median seconds of `ananet match` of two photos of a megapixel, and of `import torch`, each in a fresh process.
+
+    By the wall clock, and CPU time of all threads: on a busy machine only that can be compared.
+    """
+    import cv2
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    # Texture at several scales, seen twice.
+    noise = sum(cv2.resize(rng.random((12 * 2**n, 16 * 2**n)), (1224, 918)) / 2**n for n in range(1, 6))
+    photo = (255 * (noise - noise.min()) / np.ptp(noise)).astype(np.uint8)
+    taken: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        cv2.imwrite(f"{folder}/0.png", photo[:864, :1152])
+        cv2.imwrite(f"{folder}/1.png", photo[40:904, 60:1212])
+        match = ["-m", "ananet", "match", f"{folder}/0.png", f"{folder}/1.png", "--output", f"{folder}/matches.png"]
+        for _ in range(runs):
+            for name, arguments in (("import torch", ["-c", "import torch"]), ("match", match)):
+                begin, before = time.perf_counter(), children_seconds()
+                subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+                taken.setdefault(name, []).append(time.perf_counter() - begin)
+                taken.setdefault(f"{name}, CPU", []).append(children_seconds() - before)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def children_seconds() -> float:
+    """CPU time of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def bars(results: dict[str, Any]) -> Iterator[str]:
+    """The targets beside what was reached."""
+    for name, values in results.items():
+        if "ratio" in values:
+            yield f"{name + ', of the reference at 2048':46} {values['ratio']:8.2f}   bar 0.22"
+            yield f"{name + ', growth from 2048 to 8192':46} {values['growth 2048 to 8192']:8.1f}   bar 16"
+        if "above idle" in values:
+            yield f"{name:46} {values['above idle']:8.1f}   bar 400"
+        if "match" in values:
+            for clock, bar in (("", "   bar 1.5"), (", CPU", "")):
+                beyond = values[f"match{clock}"] - values[f"import torch{clock}"]
+                yield f"{f'ananet match beyond import torch{clock}, s':46} {beyond:8.2f}{bar}"
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="?", type=Path, help="JSON file to write")
+    parser.add_argument("--command", action="store_true", help="time `ananet match` alone")
+    given = parser.parse_args()
     results: dict[str, Any] = {}
 
     def alone(function: Any, *arguments: Any) -> Any:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             return pool.submit(function, *arguments).result()
 
-    for form in FORMS:
+    for form in () if given.command else FORMS:
         for threads in (1, 2):
             small = alone(times, form, 2048, threads, 7, True)
             large = alone(times, form, 8192, threads, 3, False)
@@ -82,10 +137,13 @@ def main() -> None:
                 "growth 2048 to 8192": large["engine"] / small["engine"],
             }
         results[f"{form}, peak MB at 8192"] = {"above idle": alone(peak_megabytes, form, 8192)}
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps(results, indent=1))
+    results["command, s"] = command_seconds()
+    if given.results is not None:
+        given.results.write_text(json.dumps(results, indent=1))
     for name, values in results.items():
         print(f"{name:26}", "  ".join(f"{key} {value:.2f}" for key, value in values.items()))
+    for line in bars(results):
+        print(line)
 
 
 if __name__ == "__main__":

@@ -158,3 +158,19 @@ def test_wrong_arguments_are_named(pair, tmp_path):
         match_photos(tmp_path / "none.jpg", pair.image1, pruner="ratio")
     with pytest.raises(InputError, match="image: expected a uint8 array"):
         match_photos(pair.image0, None, pruner="ratio")
+
+
+def test_threads_change_nothing(pair, found):
+    detector = load_detector("sift")
+    assert detector.threads == 2
+    detector.threads = 1
+    alone = match_photos(pair.image0, pair.image1, detector=detector, K0=pair.K0, K1=pair.K1, device="cpu")
+    for one, other in ((found.features0, alone.features0), (found.features1, alone.features1)):
+        np.testing.assert_array_equal(one.points, other.points)
+        np.testing.assert_array_equal(one.descriptors, other.descriptors)
+    np.testing.assert_array_equal(found.kept.mask, alone.kept.mask)
+
+
+def test_of_two_wrong_photos_the_first_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"a\.png: no such file"):
+        match_photos(tmp_path / "a.png", tmp_path / "b.png", device="cpu")

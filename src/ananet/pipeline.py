@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -106,15 +109,12 @@ def match_photos(
     if isinstance(matcher, str):
         matcher = load_matcher(matcher, detector=detector.name, device=device, neighbours=neighbours)
     watch = Stopwatch()
-    features, pixels = [], list(photos or ())
-    for number, image in enumerate((image0, image1)):
-        name = names[number] if names else str(image) if isinstance(image, str | Path) else f"image{number}"
-        path = Path(image) if isinstance(image, str | Path) else None
-        image = read_image(image) if isinstance(image, str | Path) else image
-        features.append(find_features(detector, image, name, path))
-        if photos is None and not isinstance(image, Features):
-            pixels.append(image)
-    features0, features1 = features
+    images = (image0, image1)
+    called = names or [str(x) if isinstance(x, str | Path) else f"image{n}" for n, x in enumerate(images)]
+    (read0, features0), (read1, features1) = _both(
+        detector.threads, lambda n: _read_and_detect(detector, images[n], called[n])
+    )
+    pixels = photos or [image for image in (read0, read1) if not isinstance(image, Features)]
     if refine and len(pixels) < 2:
         raise InputError("refine: needs the photos, expected image0 and image1 or photos, got Features")
     watch.lap("detect")
@@ -152,6 +152,23 @@ def match_photos(
         parallax,
         refined,
     )
+
+
+def _both(threads: int, function: Callable[[int], tuple[Any, Features]]) -> list[tuple[Any, Features]]:
+    """function(0) and function(1), side by side if there is more than one thread."""
+    if threads == 1:
+        return [function(0), function(1)]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(function, (0, 1)))
+
+
+def _read_and_detect(
+    detector: Detector, image: np.ndarray | str | Path | Features, name: str
+) -> tuple[np.ndarray | Features, Features]:
+    if not isinstance(image, str | Path):
+        return image, find_features(detector, image, name)
+    read = read_image(image)
+    return read, find_features(detector, read, name, Path(image))
 
 
 def find_features(detector: Detector, image: np.ndarray | Features, name: str, path: Path | None = None) -> Features:

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -397,6 +399,40 @@ def test_photos_are_forgotten_after_their_last_pair(photos):
             kept.take(none)
     assert not kept._kept
     assert first.panel.pixels.shape == (640, 948, 3), "the photo itself is not kept"
+
+
+def test_photos_are_read_ahead_once(photos, monkeypatch):
+    from collections import Counter
+
+    from ananet.cli.match import Pair, Photos
+    from ananet.errors import InputError
+    from ananet.features import load_detector
+
+    a, none = photos / "a.jpg", photos / "none.jpg"
+    kept = Photos(load_detector("orb", max_keypoints=100), True, Counter({a: 2, none: 1}))
+    read = []
+    monkeypatch.setattr(
+        Photos, "_read", lambda self, path, before=Photos._read: read.append(path) or before(self, path)
+    )
+    for _ in range(2):
+        kept.start(Pair(a, none, a, None))
+    first, milliseconds = kept.take(a)
+    kept.start(Pair(a, none, a, None))
+    with pytest.raises(InputError, match="no such file"):
+        kept.take(none)
+    assert kept.take(a)[0] is first and milliseconds > 0
+    assert read == [a, none] and not kept._kept and not kept._started
+
+
+def test_a_match_imports_nothing_slow_in_vain(photos, tmp_path):
+    code = f"""
+import sys
+from ananet.cli import main
+code = main(["match", {str(photos / "a.jpg")!r}, {str(photos / "a.jpg")!r}, "-o", {str(tmp_path / "out.png")!r}])
+sys.exit(f"{{code}} {{slow}}" if (slow := {{"torch.onnx", "torch._dynamo"}} & set(sys.modules)) else code)
+"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr
 
 
 def test_photos_of_the_same_name_are_told_apart():

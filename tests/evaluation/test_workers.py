@@ -2,10 +2,11 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ananet.evaluation.workers import ONE_THREAD, worker_pool
+from ananet.evaluation.workers import AT_ONCE, ONE_THREAD, map_ahead, worker_pool
 
 _given: tuple[object, ...] = ()
 
@@ -83,3 +84,20 @@ def test_workers_end_with_a_killed_parent(tmp_path):
         worker = int(parent.stdout.readline())
         parent.kill()
     assert ends(worker)
+
+
+def test_arguments_are_taken_as_results_are():
+    taken = done = most = 0
+
+    def arguments():
+        nonlocal taken, most
+        for number in range(30):
+            taken += 1
+            most = max(most, taken - done)
+            yield number, 2
+
+    with ThreadPoolExecutor(2) as pool:
+        for number, result in enumerate(map_ahead(pool, pow, arguments(), 8)):
+            assert result == number**2
+            done += 1
+    assert done == 30 and most <= 8 + AT_ONCE

@@ -1,11 +1,14 @@
 """OpenCV's detectors: their own keypoints, and defined answers for photos that have none."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import cv2
 import numpy as np
 import pytest
 
 from ananet import InputError
-from ananet.features import load_detector, match
+from ananet.features import load_detector, match, opencv
 from tests.photos import photo
 
 
@@ -83,3 +86,25 @@ def test_options_reach_opencv():
     ):
         with pytest.raises(InputError, match=message):
             load_detector(wrong)
+
+
+def test_large_images_are_processed_one_at_a_time(monkeypatch):
+    detector = load_detector("orb", max_keypoints=20)
+    running, most = 0, 0
+
+    class Slow:
+        def detectAndCompute(self, image, mask):
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            time.sleep(0.05)
+            running -= 1
+            return cv2.ORB_create(20).detectAndCompute(image, mask)
+
+    monkeypatch.setattr(type(detector), "create", lambda self: Slow())
+    for limit, expected in ((opencv.LARGE_IMAGE, 2), (1000, 1)):
+        most = 0
+        monkeypatch.setattr(opencv, "LARGE_IMAGE", limit)
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(detector.detect, [photo()] * 4))
+        assert most == expected

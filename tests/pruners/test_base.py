@@ -8,7 +8,7 @@ import torch
 
 import ananet
 from ananet import Correspondences, InputError, load
-from ananet.pruners.base import LARGEST_LOGIT, Pruned, Pruner, answer, margin
+from ananet.pruners.base import LARGEST_LOGIT, Pruned, Pruner, answer, margin, stream_items
 from tests.pruners.answers import check_answer
 
 
@@ -102,3 +102,50 @@ assert torch.get_num_threads() == 2
 def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have(name):
     finished = subprocess.run([sys.executable, "-c", FORKED, name], timeout=120, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+
+
+class Counting(Fixed):
+    """Keeps track of how many pairs are under way."""
+
+    name = "counting"
+
+    def logits(self, matches):
+        return matches.points0[:, 0]
+
+
+@pytest.mark.parametrize("together", [1, 5, 1000])
+def test_a_stream_is_answered_in_order_and_not_read_at_once(together, monkeypatch):
+    monkeypatch.setattr(Counting, "streamed_matches", together)
+    asked = answered = most = 0
+
+    def pairs():
+        nonlocal asked, most
+        for number in range(40):
+            asked += 1
+            most = max(most, asked - answered)
+            yield Correspondences(np.full((number % 3, 2), number), np.zeros((number % 3, 2)))
+
+    for number, kept in enumerate(Counting(0).stream(pairs())):
+        answered += 1
+        assert kept.logits.tolist() == [number] * (number % 3)
+    assert asked == answered == 40
+    assert most <= 2 * together + 2
+    assert list(Counting(0).stream([])) == []
+    with pytest.raises(InputError, match=r"pairs\[1\]: expected Correspondences, got tuple"):
+        list(Counting(0).stream([Correspondences([], []), (1, 2)]))
+    for wrong in (Correspondences([], []), 3):
+        with pytest.raises(InputError, match="pairs: expected an iterable of Correspondences"):
+            list(Counting(0).stream(wrong))
+
+
+def test_things_with_and_without_matches_are_streamed():
+    pairs = [(number, Correspondences(np.full((2, 2), number), np.zeros((2, 2)))) for number in range(5)]
+    found = list(stream_items(Counting(0), pairs, lambda item: None if item[0] == 2 else item[1]))
+    assert [item[0] for item, _ in found] == list(range(5))
+    assert [None if kept is None else kept.logits.tolist() for _, kept in found] == [
+        [0, 0],
+        [1, 1],
+        None,
+        [3, 3],
+        [4, 4],
+    ]

@@ -135,3 +135,14 @@ def test_matches_out_of_view_are_wrong_and_spoil_nothing(name, weights, problem)
         np.testing.assert_allclose(found.logits, pruner(pair).logits, atol=1e-4, rtol=1e-4)
     lenient = ananet.load(weights / f"{name}.safetensors", threshold=1e-9)
     assert lenient(spoiled).mask.tolist() == rest.tolist()
+
+
+@pytest.mark.parametrize("name", ["ananet-small", "auto", "ratio+ananet-small"])
+def test_a_stream_says_what_a_batch_says(name, monkeypatch):
+    pairs = [make_problem(n, n // 2, seed=n).matches for n in (40, 3, 90, 20, 1)]
+    pairs += [pairs[0][:0], pairs[2].changed(ratio=None, mutual=None)] if name != "ratio+ananet-small" else []
+    pruner = ananet.load(name, device="cpu")
+    monkeypatch.setattr(learned, "STREAMED_ON_CPU", 100)
+    for one, other in zip(pruner.stream(iter(pairs)), pruner.batch(pairs), strict=True):
+        np.testing.assert_allclose(one.logits, other.logits, atol=1e-4, rtol=1e-4)
+        assert one.pruner == other.pruner

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# Bytes of the map in memory at once. A few MB share the last-level cache with keys and values.
-BLOCK_BYTES = 8 * 2**20
-# Attention maps (pairs x heads) worked on at once: many while they are small, to keep threads busy with whole matrix
-# products; few when they are large, so that a block has rows enough to be worth reading all keys for.
-MAPS_AT_ONCE = 8
-FEWEST_ROWS = 128
+# Bytes of the map in memory at once, for each thread: with a part of the keys and values they stay in the second-level
+# cache of a core, which nobody else's work empties.
+BLOCK_BYTES = 2 * 2**20
+# A block has at least so many rows, or it would not be worth reading all keys for.
+FEWEST_ROWS = 64
 
 
 def forward(
@@ -31,11 +30,14 @@ def forward(
     q, k = as_maps(query), as_maps(key)
     v = k if value is None else as_maps(value)
     output = torch.empty_like(v)
-    columns = q.new_zeros(moments, *k.shape[:2])
+    columns = q.new_zeros(moments, k.shape[0], 1, k.shape[1])
+    one = q.new_ones(1, 1, 1)
     for maps, rows, A in map_blocks(q, k, mask):
         torch.bmm(A, v[maps], out=output[maps, rows])
+        # A product with ones adds columns up in half the time of a sum.
+        ones = one.expand(A.shape[0], 1, A.shape[1])
         for moment in range(moments):
-            columns[moment, maps] += (A if moment == 0 else A.square_()).sum(1)
+            columns[moment, maps].baddbmm_(ones, A if moment == 0 else A.square_())
     return output.to(query.dtype).view(query.shape), columns.view(moments, *query.shape[:3])
 
 
@@ -88,8 +90,10 @@ def map_blocks(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[tuple[slic
     if q.numel() == 0:
         return
     q = q / math.sqrt(width)
-    at_once = min(count, MAPS_AT_ONCE, max(1, BLOCK_BYTES // (FEWEST_ROWS * length * q.element_size())))
-    height = max(16, min(length, BLOCK_BYTES // (at_once * length * q.element_size())))
+    row_bytes, block_bytes = length * q.element_size(), BLOCK_BYTES * torch.get_num_threads()
+    # Many maps at once while they are small, which is fewer calls; one when a part of it fills the block.
+    at_once = min(count, max(1, block_bytes // (length * row_bytes)))
+    height = min(length, max(FEWEST_ROWS, block_bytes // (at_once * row_bytes)))
     memory = q.new_empty(at_once * height * length)
     real = None if mask is None else mask.repeat_interleave(count // len(mask), 0)
     for first in range(0, count, at_once):

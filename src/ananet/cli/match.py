@@ -7,7 +7,9 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,13 +79,29 @@ class Photos:
     use_exif: bool
     uses: Counter[Path]
     _kept: dict[Path, Photo | InputError] = field(default_factory=dict)
+    _started: dict[Path, Future[tuple[Photo, float]]] = field(default_factory=dict)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.detector.threads)
+
+    def start(self, pair: Pair) -> None:
+        """Begin to read the photos of a pair, if the detector works in threads; `take` waits for them."""
+        # Imported in this thread: two threads must not import modules that need each other.
+        import ananet.drawing
+        import ananet.pipeline  # noqa: F401
+
+        for path in (pair.image0, pair.image1) if self.detector.threads > 1 else ():
+            if path not in self._kept and path not in self._started:
+                self._started[path] = self._pool.submit(self._read, path)
 
     def take(self, path: Path) -> tuple[Photo, float]:
         """One photo, and how many milliseconds it took to find its keypoints now. Raises what reading it raised."""
         milliseconds = 0.0
         if path not in self._kept:
             try:
-                self._kept[path], milliseconds = self._read(path)
+                started = self._started.pop(path, None)
+                self._kept[path], milliseconds = self._read(path) if started is None else started.result()
             except InputError as error:
                 self._kept[path] = error
         photo = self._kept[path]
@@ -201,9 +219,10 @@ def run(arguments: argparse.Namespace) -> int:
         matcher_name(arguments), detector=detector.name, device=arguments.device, neighbours=arguments.candidates
     )
     choose_cameras = _camera_chooser(arguments)
-    pruner = load(arguments.pruner, device=arguments.device)
     uses = Counter(path for pair in pairs for path in (pair.image0, pair.image1))
     photos = Photos(detector, use_exif=not arguments.no_exif, uses=uses)
+    photos.start(pairs[0])
+    pruner = load(arguments.pruner, device=arguments.device)
     match_pair = PairMatcher(
         photos,
         matcher,
@@ -273,7 +292,10 @@ class PairMatcher:
                 refine=self.refine,
                 photos=(read_image(pair.image0), read_image(pair.image1)) if self.refine else None,
             )
-        found.milliseconds["detect"] = milliseconds0 + milliseconds1
+        side_by_side = self.photos.detector.threads > 1
+        found.milliseconds["detect"] = (
+            max(milliseconds0, milliseconds1) if side_by_side else milliseconds0 + milliseconds1
+        )
         motions = None
         if self.motions and found.overlap.found:
             watch = Stopwatch()
@@ -518,7 +540,9 @@ def _report_many(match_pair: PairMatcher, pairs: list[Pair], json: bool) -> int:
 
     results = []
     bar = tqdm(pairs, desc="match", unit="pair", disable=not sys.stderr.isatty(), leave=False)
-    for pair in bar:
+    for pair, following in zip(bar, [*pairs[1:], None], strict=True):
+        if following is not None:
+            match_pair.photos.start(following)
         try:
             result = {**match_pair(pair), "error": None}
         except InputError as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import chain, islice, repeat
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,14 @@ from ananet.evaluation.predictions import (
     installed_versions,
 )
 from ananet.evaluation.scoring import PairScore, PoseSettings, PrunerScores, score_pair
-from ananet.evaluation.workers import AT_ONCE, worker_pool
+from ananet.evaluation.workers import AT_ONCE, map_ahead, worker_pool
 from ananet.features import DETECTORS, MATCHERS
 from ananet.files import file_sha256, write_json
 from ananet.networks import NETWORKS
 from ananet.pruners import CLASSICAL, LearnedPruner, Pruner, load, look_up
+from ananet.pruners.base import stream_items
 
-# Pairs whose predictions are written together, and that a GPU gets together.
+# Pairs whose predictions are written together, and that workers read ahead of a GPU and score behind it.
 PAIRS_AT_ONCE = 256
 
 
@@ -314,23 +315,23 @@ def _on_cpu(pool: ProcessPoolExecutor, count: int, store: PredictionStore) -> It
 def _on_gpu(
     pool: ProcessPoolExecutor, count: int, store: PredictionStore, pruners: dict[str, Pruner]
 ) -> Iterator[PairResult]:
-    """Results in order: workers read pairs, this process prunes many at once, workers score them."""
-    starts = range(0, count, PAIRS_AT_ONCE)
-    groups = [range(start, min(start + PAIRS_AT_ONCE, count)) for start in starts]
-    reading = pool.map(_read, groups[0], chunksize=AT_ONCE)
-    scoring: Iterator[PairResult] = iter(())
-    for numbers, following in zip(groups, chain(groups[1:], repeat(range(0))), strict=False):
-        read = list(reading)
-        # The next ones are read while these are pruned, and those before are scored.
-        reading = pool.map(_read, following, chunksize=AT_ONCE)
-        given = [store.given(number) for number in numbers]
-        for name, pruner in pruners.items():
-            missing = [n for n, known in enumerate(given) if name not in known]
-            for n, kept in zip(missing, pruner.batch([read[n].matches for n in missing]), strict=True):
-                given[n][name] = Prediction(np.asarray(kept.mask), np.asarray(kept.logits, np.float32))
-        yield from scoring
-        scoring = pool.map(_evaluate_pair, read, given, chunksize=AT_ONCE)
-    yield from scoring
+    """Results in order: workers read pairs, this process prunes them as they come, workers score them."""
+    read = map_ahead(pool, _read, ((number,) for number in range(count)), PAIRS_AT_ONCE)
+    known: Iterator[tuple[LabelledPair, dict[str, Prediction]]]
+    known = ((pair, store.given(number)) for number, pair in enumerate(read))
+    for name, pruner in pruners.items():
+        known = _predicted(known, name, pruner)
+    return map_ahead(pool, _evaluate_pair, known, PAIRS_AT_ONCE)
+
+
+def _predicted(
+    pairs: Iterator[tuple[LabelledPair, dict[str, Prediction]]], name: str, pruner: Pruner
+) -> Iterator[tuple[LabelledPair, dict[str, Prediction]]]:
+    """Pairs with what is known of them, and what one more pruner says unless that is known."""
+    for (pair, known), kept in stream_items(pruner, pairs, lambda each: None if name in each[1] else each[0].matches):
+        if kept is not None:
+            known[name] = Prediction(np.asarray(kept.mask), np.asarray(kept.logits, np.float32))
+        yield pair, known
 
 
 def _summarised(

@@ -10,9 +10,11 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -55,6 +57,24 @@ def worker_pool(
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def map_ahead(
+    pool: ProcessPoolExecutor, function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], ahead: int
+) -> Iterator[Any]:
+    """`pool.map` in constant memory: at most so many calls are ahead of the result that is taken."""
+    given = iter(arguments)
+    running: deque[Future[list[Any]]] = deque()
+    while chunk := list(islice(given, AT_ONCE)):
+        running.append(pool.submit(_call, function, chunk))
+        if len(running) * AT_ONCE >= ahead:
+            yield from running.popleft().result()
+    while running:
+        yield from running.popleft().result()
+
+
+def _call(function: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[Any]:
+    return [function(*given) for given in chunk]
 
 
 def _start(lifeline: Connection, initializer: Callable[..., None], arguments: tuple[Any, ...]) -> None:

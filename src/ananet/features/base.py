@@ -71,6 +71,8 @@ class Detector(ABC):
 
     name: str
     max_keypoints: int
+    threads: int = 1
+    """How many photos to work on at a time, each in its own thread."""
 
     def __init__(self, max_keypoints: int = MAX_KEYPOINTS) -> None:
         self.max_keypoints = check_whole_number("max_keypoints", max_keypoints, 1, MOST_KEYPOINTS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
+from contextlib import nullcontext
 from typing import Any
 
 import cv2
@@ -12,9 +14,16 @@ from ananet.checks import check_positive, check_whole_number
 from ananet.defaults import MAX_KEYPOINTS
 from ananet.features.base import Detector, Features
 
+# SIFT needs about 180 bytes per pixel. Images above this size are processed one at a time, to save memory.
+LARGE_IMAGE = 4_000_000
+_large_image = threading.Lock()
+
 
 class OpenCVDetector(Detector):
     """What OpenCV's detectors share. They are made anew for each image: one of them is not safe in several threads."""
+
+    # OpenCV releases the GIL, and leaves a second core idle for a part of the time.
+    threads = 2
 
     @abstractmethod
     def create(self) -> Any:
@@ -25,7 +34,8 @@ class OpenCVDetector(Detector):
         size = (grey.shape[1], grey.shape[0])
         extractor = self.create()
         # OpenCV fails on a single row of pixels.
-        keypoints, descriptors = extractor.detectAndCompute(grey, None) if min(size) > 1 else ((), None)
+        with _large_image if grey.size > LARGE_IMAGE else nullcontext():
+            keypoints, descriptors = extractor.detectAndCompute(grey, None) if min(size) > 1 else ((), None)
         if not keypoints or descriptors is None:
             kind = np.float32 if extractor.descriptorType() == cv2.CV_32F else np.uint8
             none = np.zeros(0, np.float32)

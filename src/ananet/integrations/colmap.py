@@ -35,12 +35,10 @@ from ananet.integrations.colmap_verification import verify_pairs
 from ananet.integrations.neighbours import nearest_neighbours as nearest_tensors
 from ananet.pruners import Pruner, load
 from ananet.pruners import look_up as look_up_pruner
-from ananet.pruners.base import Pruned
+from ananet.pruners.base import Pruned, stream_items
 
 __all__ = ["Summary", "match_database", "prune_database", "verify_database"]
 
-# Matches that are pruned at once: what fills a GPU, and on a CPU a few pairs, so that the bar moves.
-AT_ONCE_ON_GPU, AT_ONCE_ON_CPU = 65_536, 8192
 ALL_PAIRS, EXISTING_PAIRS = "all", "existing"
 
 
@@ -72,11 +70,13 @@ class Summary:
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        start = time.perf_counter()
+        """Adds to the seconds of a step, without those of steps within it."""
+        start, others = time.perf_counter(), sum(self.seconds.values())
         try:
             yield
         finally:
-            self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start
+            within = sum(self.seconds.values()) - others
+            self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - start - within
 
 
 def prune_database(
@@ -178,7 +178,6 @@ class _Job:
         self.pruner = pruner if isinstance(pruner, Pruner) else load(pruner, device=self.device)
         self.min_matches = check_whole_number("min_matches", min_matches, 0, 2**31)
         self.matching, self.progress = matching, progress
-        self.at_once = AT_ONCE_ON_CPU if self.device.type == "cpu" else AT_ONCE_ON_GPU
         self.summary = Summary()
 
     def stored(self, database: Database) -> tuple[int, Iterator[_Putative]]:
@@ -244,31 +243,27 @@ class _Job:
         return _Putative(pair, indices, usable, matches)
 
     def work(self, database: Database, total: int, putative: Iterator[_Putative], write: bool) -> None:
-        """Prunes all pairs, some at a time: memory does not grow with the database."""
+        """Prunes pairs as they are read: memory does not grow with the database."""
         if write:
             database.start_marking()
+        answers = stream_items(self.pruner, putative, lambda pair: pair.matches)
         with tqdm(total=total, desc=self.pruner.name, unit="pair", disable=not self.progress) as bar:
-            for group in _groups(putative, self.at_once):
+            while True:
                 with self.summary.timed("prune"):
-                    kept = self._kept(group)
+                    pair, answer = next(answers, (None, None))
+                if pair is None:
+                    return
                 with self.summary.timed("write"):
-                    for pair, mask in zip(group, kept, strict=True):
-                        self._finish(database, pair, mask, write)
-                bar.update(len(group))
+                    self._finish(database, pair, self._kept(pair, answer), write)
+                bar.update()
 
-    def _kept(self, group: list[_Putative]) -> list[np.ndarray]:
-        """[N] bool of each pair: what stays of its matches."""
-        shown = [pair.matches for pair in group if pair.matches is not None]
-        answers = iter(self.pruner.batch(shown) if shown else [])
-        return [
-            pair.usable if pair.matches is None else self._kept_of_pair(pair, pair.matches, next(answers))
-            for pair in group
-        ]
-
-    def _kept_of_pair(self, pair: _Putative, matches: Correspondences, answer: Pruned) -> np.ndarray:
+    def _kept(self, pair: _Putative, answer: Pruned | None) -> np.ndarray:
+        """[N] bool: what stays of a pair's matches; all, where it was pruned before."""
+        if pair.matches is None or answer is None:
+            return pair.usable
         chosen = torch.as_tensor(answer.mask).cpu()
         if self.matching:
-            chosen = one_to_one(matches, chosen, torch.as_tensor(answer.logits).cpu())
+            chosen = one_to_one(pair.matches, chosen, torch.as_tensor(answer.logits).cpu())
         kept = np.zeros(len(pair.indices), bool)
         kept[pair.usable] = chosen.numpy()
         return kept
@@ -350,20 +345,6 @@ def _neighbours(descriptors0: np.ndarray, descriptors1: np.ndarray, device: torc
         return nearest_neighbours(descriptors0, descriptors1)
     found = nearest_tensors(*(torch.from_numpy(each).to(device) for each in (descriptors0, descriptors1)))
     return NearestNeighbours(*(each.cpu().numpy() for each in (found.index, found.ratio, found.mutual)))
-
-
-def _groups(putative: Iterator[_Putative], limit: int) -> Iterator[list[_Putative]]:
-    """Pairs one after another, about so many matches at a time."""
-    group: list[_Putative] = []
-    count = 0
-    for pair in putative:
-        group.append(pair)
-        count += 1 + len(pair.indices)
-        if count >= limit:
-            yield group
-            group, count = [], 0
-    if group:
-        yield group
 
 
 def _check_indices(database: Database, pair: Pair, indices: np.ndarray, views: Sequence[View]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,10 +17,14 @@ from torch import Tensor
 from ananet.correspondences import Array, Correspondences
 from ananet.errors import InputError
 
+Item = TypeVar("Item")
+
 # Where threads of torch and OpenCV may have been started.
 _home_process = os.getpid()
 # What lies farther from the median than this many pixels is no place of an image.
 LARGEST_DISTANCE = 1e6
+# On a GPU `stream` batches pairs up to so many matches or so many pairs.
+STREAMED_MATCHES, STREAMED_PAIRS = 262_144, 1024
 # Classical pruners express how clearly a match passed or failed as a logit within these limits.
 LARGEST_LOGIT = 10.0
 
@@ -84,6 +89,42 @@ class Pruner(ABC):
         check_pairs(pairs)
         return [answer(pair, self.logits(pair) if len(pair) else pair.points0[:, 0], self) for pair in pairs]
 
+    def stream(self, pairs: Iterable[Correspondences]) -> Iterator[Pruned]:
+        """Prune the pairs of an iterator, in order. Memory does not grow with their number.
+
+        Networks prune several pairs at once, so that some pairs are read before the first answer comes.
+
+        >>> from ananet import load
+        >>> matches = (Correspondences([[0, 0], [9, 9]], [[1, 1], [5, 5]], ratio=[0.3, r]) for r in (0.9, 0.2))
+        >>> [kept.mask.tolist() for kept in load("ratio").stream(matches)]
+        [[True, False], [True, True]]
+        """
+        for some in _together(pairs, self.streamed_matches):
+            yield from self.batch(some)
+
+    @property
+    def streamed_matches(self) -> int:
+        """How many matches `stream` prunes at once: those of one pair, unless larger batches are faster."""
+        return 1
+
+
+def stream_items(
+    pruner: Pruner, items: Iterable[Item], matches_of: Callable[[Item], Correspondences | None]
+) -> Iterator[tuple[Item, Pruned | None]]:
+    """`Pruner.stream` for items that have matches: every item with its answer, None if it has no matches to prune."""
+    under_way: deque[tuple[Item, bool]] = deque()
+    nothing = Correspondences([], [])
+
+    def matches() -> Iterator[Correspondences]:
+        for item in items:
+            found = matches_of(item)
+            under_way.append((item, found is not None))
+            yield nothing if found is None else found
+
+    for answer in pruner.stream(matches()):
+        item, asked = under_way.popleft()
+        yield item, answer if asked else None
+
 
 def as_correspondences(
     points0: Array | Correspondences, points1: Array | None, given: dict[str, Any]
@@ -117,8 +158,29 @@ def check_pairs(pairs: Sequence[Correspondences]) -> None:
     if not isinstance(pairs, Sequence):
         raise InputError(f"pairs: expected a list of Correspondences, got {type(pairs).__name__}")
     for number, pair in enumerate(pairs):
-        if not isinstance(pair, Correspondences):
-            raise InputError(f"pairs[{number}]: expected Correspondences, got {type(pair).__name__}")
+        _check_pair(number, pair)
+
+
+def _check_pair(number: int, pair: object) -> None:
+    if not isinstance(pair, Correspondences):
+        raise InputError(f"pairs[{number}]: expected Correspondences, got {type(pair).__name__}")
+
+
+def _together(pairs: Iterable[Correspondences], matches: int) -> Iterator[list[Correspondences]]:
+    """Successive pairs in lists of about so many matches."""
+    if isinstance(pairs, Correspondences) or not isinstance(pairs, Iterable):
+        raise InputError(f"pairs: expected an iterable of Correspondences, got {type(pairs).__name__}")
+    some: list[Correspondences] = []
+    count = 0
+    for number, pair in enumerate(pairs):
+        _check_pair(number, pair)
+        some.append(pair)
+        count += 1 + len(pair)
+        if count >= matches or len(some) == STREAMED_PAIRS:
+            yield some
+            some, count = [], 0
+    if some:
+        yield some
 
 
 def answer(pair: Correspondences, logits: Tensor, pruner: Pruner) -> Pruned:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ananet.correspondences import Correspondences
 from ananet.devices import choose_device
 from ananet.pruners.base import Pruned, Pruner, check_pairs
-from ananet.pruners.learned import CONFLICT_ODDS, THRESHOLD, LearnedPruner, check_odds, decision_at
+from ananet.pruners.learned import CONFLICT_ODDS, THRESHOLD, LearnedPruner, check_odds, decision_at, streamed_on
 from ananet.weights import bundled_path
 
 NETWORKS = COORDINATES, SIDE_INPUT = "ananet", "ananet-ratio"
@@ -56,6 +56,10 @@ class Best(Pruner):
             numbers = [number for number, choice in enumerate(choices) if choice is network]
             answers |= zip(numbers, network.batch([pairs[number] for number in numbers]), strict=True)
         return [answers[number] for number in range(len(pairs))]
+
+    @property
+    def streamed_matches(self) -> int:
+        return streamed_on(self.device)
 
     def _network(self, name: str) -> LearnedPruner:
         if name not in self._loaded:

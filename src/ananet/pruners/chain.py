@@ -24,6 +24,10 @@ class Chain(Pruner):
     def logits(self, matches: Correspondences) -> Tensor:
         return torch.as_tensor(self.batch([matches])[0].logits)
 
+    @property
+    def streamed_matches(self) -> int:
+        return max(pruner.streamed_matches for pruner in self.pruners)
+
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         check_pairs(pairs)
         first, *others = self.pruners

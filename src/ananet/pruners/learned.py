@@ -18,7 +18,7 @@ from ananet.errors import InputError
 from ananet.inference import Progress, engine_for
 from ananet.networks import Network, load_network
 from ananet.networks.input import network_input, within_view
-from ananet.pruners.base import LARGEST_LOGIT, Pruned, Pruner, answer, check_pairs
+from ananet.pruners.base import LARGEST_LOGIT, STREAMED_MATCHES, Pruned, Pruner, answer, check_pairs
 
 # The probability above which F1 is highest, and the odds that poses gain by most, both on scenes kept out of training.
 THRESHOLD, CONFLICT_ODDS = 0.4, 30.0
@@ -26,6 +26,8 @@ THRESHOLD, CONFLICT_ODDS = 0.4, 30.0
 MATCHES_AT_ONCE = 65_536
 # On a CPU pairs gain by company only while they are small: masks of padding take twice the time of the network alone.
 MOST_IN_COMPANY_ON_CPU = 250
+# Matches that `stream` prunes at once on a CPU: few pairs, so that progress bars move.
+STREAMED_ON_CPU = 8192
 
 
 class LearnedPruner(Pruner):
@@ -90,6 +92,10 @@ class LearnedPruner(Pruner):
                 answers[index] = answer(pairs[index], logits, self)
         return [answers[index] for index in range(len(pairs))]
 
+    @property
+    def streamed_matches(self) -> int:
+        return streamed_on(self.device)
+
     def _progress_of_group(self, number: int, count: int) -> Progress | None:
         """What counts steps of one group among those of all."""
         progress = self.progress
@@ -121,6 +127,11 @@ class LearnedPruner(Pruner):
         mask = torch.arange(padded.shape[1], device=self.device) < lengths[:, None]
         logits = doubt_conflicting(self.engine(padded, lengths, progress), padded, self.conflict_odds, mask)
         return [row[: len(x)] for row, x in zip(logits, inputs, strict=True)]
+
+
+def streamed_on(device: torch.device) -> int:
+    """How many matches a network prunes at once in a stream."""
+    return STREAMED_ON_CPU if device.type == "cpu" else STREAMED_MATCHES
 
 
 def decision_at(threshold: float) -> float:
