@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from ananet.pipeline import PhotoMatches, match_photos
     from ananet.pruners import Pruned, Pruner, list_pruners, load
 
-# Threads that spin while they wait for each other make a busy machine many times slower. OpenMP reads this once, when
-# torch is imported, so it is too late where torch came first.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Threads that spin while they wait for each other make a busy machine many times slower. A few microseconds of it save
+# two idle cores the waking up between layers, and cost a busy machine little (docs/speed.md). OpenMP reads this once,
+# when torch is imported, so it is too late where torch came first.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 try:
     __version__ = version("ananet")

@@ -133,10 +133,13 @@ def test_a_gpu_that_is_not_here_is_a_wrong_argument(photos, tmp_path, run):
         assert code == 2 and "PyTorch sees no CUDA GPU here" in err and err.count("\n") == 1
 
 
-def test_threads_of_the_library_do_not_spin():
-    code = "import os, sys, ananet; sys.exit(os.environ['OMP_WAIT_POLICY'] + str('torch' in sys.modules))"
-    for given, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
-        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-        environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
+def test_threads_of_the_library_hardly_spin():
+    code = (
+        "import os, sys, ananet; "
+        "sys.exit(f'{os.environ[\"OMP_WAIT_POLICY\"]} {os.environ.get(\"GOMP_SPINCOUNT\")} {\"torch\" in sys.modules}')"
+    )
+    policy, spins = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
+    for given, expected in (({}, "PASSIVE 1000"), ({spins: "7"}, "PASSIVE 7"), ({policy: "ACTIVE"}, "ACTIVE None")):
+        environment = {name: value for name, value in os.environ.items() if name not in (policy, spins)} | given
         finished = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-        assert finished.stderr.strip() == f"{expected}False"
+        assert finished.stderr.strip() == f"{expected} False"
