@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python3 benchmarks/busy.py [results.json]
 
-Every case runs in its own process, since OpenMP reads OMP_WAIT_POLICY once, and the cases take turns, since a machine
+Every case runs in its own process, since OpenMP reads its settings once, and the cases take turns, since a machine
 may be busy with other things too. Ratios are to "ananet first", which is what `import ananet` makes of it.
 """
 
@@ -42,7 +42,8 @@ CASES = {
 
 def seconds(imports: str) -> float:
     """Median time of a call in a process that starts so."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    set_by_ananet = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    environment = {name: value for name, value in os.environ.items() if name not in set_by_ananet}
     command = [sys.executable, "-c", TIMED.format(imports=imports)]
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
