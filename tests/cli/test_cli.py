@@ -136,7 +136,7 @@ def test_a_gpu_that_is_not_here_is_a_wrong_argument(photos, tmp_path, run):
 def test_threads_of_the_library_hardly_spin():
     code = (
         "import os, sys, ananet; "
-        "sys.exit(f'{os.environ[\"OMP_WAIT_POLICY\"]} {os.environ.get(\"GOMP_SPINCOUNT\")} {\"torch\" in sys.modules}')"
+        'sys.exit(f\'{os.environ["OMP_WAIT_POLICY"]} {os.environ.get("GOMP_SPINCOUNT")} {"torch" in sys.modules}\')'
     )
     policy, spins = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
     for given, expected in (({}, "PASSIVE 1000"), ({spins: "7"}, "PASSIVE 7"), ({policy: "ACTIVE"}, "ACTIVE None")):
