@@ -45,7 +45,7 @@ def pruners():
 @pytest.fixture(scope="module")
 def files(folder, pruners):
     """The exported networks; each takes half a minute, so once for all tests. The first as the documentation says."""
-    (command,) = re.findall(r"^    ananet (export .*)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    (command,) = re.findall(r"^ananet (export .*)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     with contextlib.chdir(folder):
         assert main(shlex.split(command)) == 0
     export(pruners["ananet-ratio"], folder / "ananet-ratio.onnx")
