@@ -16,6 +16,7 @@ from ananet import InputError
 from ananet.cli import main
 from ananet.datasets.batches import BatchSettings
 from ananet.datasets.build import BuildSettings, build_pairs
+from ananet.files import only_process
 from ananet.networks import ANANet, ANANetSettings, load_network
 from ananet.networks.input import side_channels
 from ananet.training import loop
@@ -298,3 +299,13 @@ def test_two_processes_share_gradients(settings, tmp_path):
         warnings.warn(done.stderr[:6000], stacklevel=1)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "run" / WEIGHTS).exists()
+
+
+def test_what_a_killed_run_left_is_removed_and_two_runs_do_not_share_a_folder(settings, tmp_path):
+    left = tmp_path / "run" / ".last-0123abcd.safetensors"
+    left.parent.mkdir()
+    left.touch()
+    train(replace(settings, steps=2), tmp_path / "run", device="cpu")
+    assert not left.exists() and not (tmp_path / "run" / ".lock").exists()
+    with only_process(tmp_path / "run"), pytest.raises(InputError, match="another process is writing here"):
+        train(replace(settings, steps=2), tmp_path / "run", device="cpu")

@@ -14,7 +14,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from ananet.datasets.sources import StoredPairs, open_stored_pairs
 from ananet.devices import choose_device
 from ananet.errors import InputError
 from ananet.estimators import load_estimator
+from ananet.files import only_process, remove_temporaries
 from ananet.networks import Network, Supervision, load_network, make_network, save_network
 from ananet.networks.input import SIDE_INPUT, side_input
 from ananet.pruners.learned import LearnedPruner
@@ -72,7 +74,8 @@ def train(
     trainer = Trainer(settings, run, own_device, start_from, rank, processes)
     last_step = min(settings.steps, until or settings.steps)
     start, started_at = time.monotonic(), trainer.step
-    with Progress(run / LOG if rank == 0 else None, settings.steps, trainer.step, settings.tensorboard) as progress:
+    log = run / LOG if rank == 0 else None
+    with _only_run(run, rank), Progress(log, settings.steps, trainer.step, settings.tensorboard) as progress:
         progress.say(trainer.describe())
         mean_loss = torch.zeros((), device=own_device)
         while trainer.step < last_step:
@@ -101,6 +104,17 @@ def train(
         dist.destroy_process_group()
     loss_now = float(mean_loss) if trainer.step > started_at else None
     return {"step": trainer.step, "loss": loss_now, **trainer.notes, "validation": scores}
+
+
+@contextmanager
+def _only_run(run: Path, rank: int) -> Iterator[None]:
+    """No other process trains in the folder meanwhile, and what killed runs left in it is removed."""
+    if rank > 0:
+        yield
+        return
+    with only_process(run):
+        remove_temporaries(run)
+        yield
 
 
 class Trainer:
