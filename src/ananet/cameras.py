@@ -1,4 +1,4 @@
-"""Cameras in one place: calibration, scaling by image size, quarter turns, lens models.
+"""Cameras: calibration, scaling by image size, quarter turns, lens models.
 
 Pixel coordinates follow OpenCV: the centre of the first pixel is (0, 0). The functions on points take numpy arrays and
 torch tensors alike; leading dimensions are batch dimensions.
@@ -74,12 +74,12 @@ def camera_parameters(K: np.ndarray) -> np.ndarray:
 
 
 def centred_camera(focal: float, size: tuple[float, float]) -> np.ndarray:
-    """The camera matrix of a lens that looks through the middle of an image of (width, height)."""
+    """The camera matrix with its principal point at the centre of an image of (width, height)."""
     return camera_matrix(focal, focal, (size[0] - 1) / 2, (size[1] - 1) / 2)
 
 
 def mean_focal(K0: Values, K1: Values) -> float:
-    """Over both directions of both cameras: what turns a threshold in pixels into one for rays."""
+    """Mean of fx and fy of both cameras, which converts a threshold in pixels to one for rays."""
     return sum(float(K[i, i]) for K in (K0, K1) for i in (0, 1)) / 4
 
 
@@ -159,7 +159,7 @@ class Camera:
 
 
 def parse_camera(model_name: str, size: tuple[int, int], parameters: Iterable[float], where: str) -> Camera:
-    """COLMAP's parameters as K and what is left of them; `where` they stand, for the error message."""
+    """COLMAP's parameters as K and the distortion; `where` names their location in error messages."""
     model = CAMERA_MODELS.get(model_name)
     if model is None:
         raise InputError(f"{where}: expected a camera model of {', '.join(CAMERA_MODELS)}, got {model_name}")
@@ -182,7 +182,7 @@ def undistort_points(points: np.ndarray, K: np.ndarray, distortion: tuple[str, t
     Args:
         distortion: COLMAP camera model and its coefficients; None for a pinhole.
 
-    A point has no such place, and becomes NaN, where a fisheye lens looks sideways or backwards, or beyond the
+    A point becomes NaN where no such place exists: where a fisheye lens looks sideways or backwards, or beyond the
     range in which the lens model can be inverted.
 
     >>> K = camera_matrix(500, 500, 319.5, 239.5)

@@ -148,7 +148,7 @@ def draw_motions(
     """Two photos side by side, and matches in the colour of their motion, the largest yellow; matches of none are not
     drawn.
 
-    End points are discs, squares, triangles and diamonds in turn: colour is not all that tells motions apart. At most
+    End points are discs, squares, triangles and diamonds in turn, so that motions differ by more than colour. At most
     400 matches are drawn, chosen at random; the caption then says so.
 
     Args:
@@ -236,7 +236,7 @@ def check_picture(path: str | Path, *inputs: Path) -> None:
 
 
 def save_picture(path: str | Path, picture: np.ndarray) -> None:
-    """Write a picture; the file's ending says the format. A failed write leaves nothing behind."""
+    """Write a picture; the file extension decides the format. A failed write leaves nothing behind."""
     check_picture(path)
     with atomic_path(path) as temporary:
         if not cv2.imwrite(str(temporary), picture):

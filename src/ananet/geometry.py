@@ -89,7 +89,7 @@ def weighted_eight_point(points0: Tensor, points1: Tensor, weights: Tensor | Non
 
     Points are centred and scaled first (Hartley 1997), with the same weights. At least eight matches of
     positive weight are needed for a unique answer. Works inside in float64: the normal matrix squares
-    the condition number, which float32 cannot afford.
+    the condition number, which is too much for float32.
     """
     dtype = points0.dtype
     points0, points1 = points0.double(), points1.double()
@@ -106,7 +106,7 @@ def weighted_eight_point(points0: Tensor, points1: Tensor, weights: Tensor | Non
 def smallest_eigenvector(matrices: Tensor) -> Tensor:
     """[... x n] a unit eigenvector of the smallest eigenvalue of positive semi-definite matrices [... x n x n].
 
-    For small n and many matrices at once. Its slope is finite where that eigenvalue is not unique.
+    For small n and many matrices at once. Its gradient is finite even if that eigenvalue is not unique.
     """
     matrices = matrices / matrices.detach().diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp_min(1e-30)
     exact = matrices.detach()
@@ -184,7 +184,7 @@ def depths(points0: Tensor, points1: Tensor, R: Tensor, t: Tensor) -> tuple[Tens
 
 
 def recover_pose(E: Tensor, points0: Tensor, points1: Tensor) -> tuple[Tensor, Tensor, int]:
-    """The pose (R, t) hidden in one [3 x 3] essential matrix that puts most points before both cameras.
+    """The pose (R, t) of an essential matrix [3 x 3] that puts most points in front of both cameras.
 
     Returns R, t of length 1, and how many points lie in front of both.
     """

@@ -1,6 +1,6 @@
 """Every number of the paper as a plain function on arrays.
 
-Shares are between 0 and 1. What has no value by its definition has one by convention, stated where it applies, so that
+Shares are between 0 and 1. Undefined cases have a value by convention, stated where it applies, so that
 a mean over pairs is always a number.
 """
 
@@ -67,9 +67,9 @@ def precision_recall_f1(kept: np.ndarray, inlier: np.ndarray) -> tuple[float, fl
 
 
 def misclassification_error(labels: np.ndarray, truth: np.ndarray) -> float:
-    """The least share of matches with a wrong label, over all ways to name the motions found after the true ones.
+    """Smallest share of matches with a wrong label, over all ways to assign the motions found to the true ones.
 
-    The metric of AdelaideRMF (Wong et al., ICCV 2011). To follow no motion is a label too, which is never renamed.
+    The metric of AdelaideRMF (Wong et al., ICCV 2011). "No motion" is a label too, and is never reassigned.
 
     Args:
         labels: [N] whole numbers: 0, 1, ... for the motions found, -1 for none.
@@ -112,7 +112,8 @@ def pose_auc(errors: Sequence[float] | np.ndarray, thresholds: Sequence[float] =
     """Area under the curve of recall over pose error up to each threshold, over the threshold.
 
     The curve is the one that SuperGlue and the paper integrate: it joins (0, 0) and the points (error i, i / N) of the
-    sorted errors by straight lines and stays level after the last. Not to be mixed with `binned_map`, which is larger.
+    sorted errors by straight lines and stays level after the last. Not to be confused with `binned_map`, which is
+    larger.
 
     Args:
         errors: [N] degrees. NaN and infinity stand for pairs without an answer; they are never recalled.
@@ -174,7 +175,7 @@ def mean_by_bin(values: np.ndarray, position: np.ndarray, edges: np.ndarray) -> 
 
     Args:
         values, position: [N].
-        edges: [B + 1] rising; a bin holds its lower edge, the last one its upper edge too.
+        edges: [B + 1] increasing; a bin includes its lower edge, the last one its upper edge too.
 
     Returns:
         [B] means, NaN for an empty bin, and [B] counts. Positions outside the edges are left out.
@@ -237,7 +238,7 @@ def average_precision(scores: np.ndarray, inlier: np.ndarray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """What became of the matches of each bin of scores."""
+    """Mean score and share of inliers, per bin of scores."""
 
     score: np.ndarray
     """[B] mean score; NaN for an empty bin."""
@@ -271,7 +272,7 @@ def reliability(scores: np.ndarray, inlier: np.ndarray, bins: int = 15) -> Relia
 def expected_calibration_error(scores: np.ndarray, inlier: np.ndarray, bins: int = 15) -> float:
     """Mean distance between score and share of inliers over the bins of `reliability`, weighted by their counts.
 
-    0 for scores that mean what they say, and for no scores.
+    0 for perfectly calibrated scores, and if there are no scores.
 
     >>> expected_calibration_error(np.array([0.1, 0.3, 0.9]), np.array([False, True, True]), bins=2)  # (2 0.3 + 0.1)/3
     0.2333...

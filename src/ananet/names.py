@@ -65,7 +65,7 @@ class Registry(Generic[Thing]):
         return getattr(import_module(module), attribute)
 
     def make(self, text: str, *, options: Mapping[str, Any] | None = None, **fixed: Any) -> Thing:
-        """The thing that a text such as "sift@contrast_threshold=0.01" stands for.
+        """Make what a text such as "sift@contrast_threshold=0.01" describes.
 
         Args:
             options: more of them, as Python values.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Form = Literal["linear", "quadratic", "cubic"]
-"""Of the second-order context: Eq. 5, Eq. 4 and Eq. 1 of the paper."""
+"""Form of the second-order context: Eq. 5, Eq. 4 or Eq. 1 of the paper."""
 FORMS: tuple[Form, ...] = get_args(Form)
 """All forms."""
 

@@ -66,7 +66,7 @@ class PosedPair:
 
 @dataclass(frozen=True, eq=False)
 class PosedScene:
-    """Photos of one place, and which pairs of them count."""
+    """Photos of one scene, and which pairs of them are used."""
 
     name: str
     images: dict[str, PosedImage]

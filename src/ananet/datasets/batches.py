@@ -29,17 +29,18 @@ from ananet.seeds import generator
 
 @dataclass(frozen=True)
 class BatchSettings(Settings):
-    """How batches are drawn. Single numbers below 1 are probabilities; 0 switches a change off."""
+    """How batches are drawn. Single numbers below 1 are probabilities; 0 turns a change off."""
 
     batch_size: int = 32
     matches: int = 2000
-    """Matches of a problem, sampled from those of the pair. Where a pair has fewer they come several times, which the
-    network hardly sees: attention to all matches twice is attention to all. Batches without padding train faster."""
+    """Matches of a problem, sampled from those of the pair. If a pair has fewer, they are repeated, which the
+    network hardly notices: attention to every match twice equals attention to every match once. Batches without
+    padding train faster."""
     fewest: int | None = None
-    """Where given, every problem has a random count from this to `matches`, small ones as often as large ones, and
-    the rest is padding."""
+    """If given, every problem has a random number of matches from this to `matches`, small ones as often as large
+    ones, and the rest is padding."""
     swap: float = 0.5
-    """How often the two images change places."""
+    """How often the two images are swapped."""
     roll: float = 0.1
     """How often each camera is turned around its axis, by any angle."""
     mirror: float = 0.5
@@ -55,9 +56,9 @@ class BatchSettings(Settings):
     dropped_inliers: float = 0.3
     """How often some of the inliers are left out; up to four fifths of them."""
     dropped_outliers: float = 0.1
-    """How often most of the outliers are left out, from four fifths to all of them: matches may come clean already."""
+    """How often most of the outliers are left out, from four fifths to all of them, so that clean input occurs too."""
     far_points: float = 0.1
-    """How often up to a tenth of the matches end outside of the image: undistorted corners, bad keypoints."""
+    """How often up to a tenth of the matches end outside the image: undistorted corners, bad keypoints."""
     second_motion: float = 0.15
     """How often a part of the first image shows what another pair of the batch has there: two motions in one problem,
     the inliers of both being inliers. R, t and E are those of the first."""
@@ -127,7 +128,7 @@ class PairBatches(Dataset[Batch]):
         counts = counts[counts > 0]
         self.scene_start, self.scene_count = (counts.cumsum(0) - counts).to(device), counts.to(device)
         self.matches = min(settings.matches, self.longest)
-        """Of every problem: no more than the largest pair has."""
+        """Matches per problem: no more than the largest pair has."""
 
     def __getitem__(self, number: int) -> Batch:
         draw = Draw(generator(self.device, self.stream, self.seed, number), self.settings.batch_size)

@@ -58,16 +58,17 @@ class BuildSettings(Settings):
     neighbours: int = 1
     """Number of nearest neighbours of a keypoint that are its putative matches."""
     scales: tuple[float, ...] = (1.0,)
-    """Sizes, as parts of a photo's own, at which it is used: other keypoints are found at each, and other pairs chosen.
-    Points are stored in the pixels of the photo as it is."""
+    """Scales at which each photo is used, relative to its own size; each gives other keypoints and other pairs. Points
+    are stored in pixels of the original photo."""
     pairs_per_scene: int = 1000
-    """At most so many at each scale; a pair and its reverse count as two."""
+    """Largest number of pairs per scene at each scale; a pair and its reverse count as two."""
     candidates_per_scene: int = 20_000
-    """At most so many pairs are tried, those of cameras near each other first."""
+    """Largest number of pairs that are tried, those of cameras near each other first."""
     least_consistent: int = 20
-    """Mutual matches that must agree with the true pose. Photos that do not overlap have up to about 8 by chance."""
+    """Smallest number of mutual matches that agree with the true pose. Photos that do not overlap have up to about 8
+    by chance."""
     least_parallax: float = 1.0
-    """Degrees, median over consistent matches; below it the baseline is too short to say what an inlier is."""
+    """Degrees, median over consistent matches; below it, the baseline is too short to define inliers."""
     shard_mib: float = 56.0
     seed: int = 0
 
@@ -118,7 +119,7 @@ def build_pairs(
         source: photos with known cameras, in any form that `open_source` knows.
         workers: threads; None for one per core.
         progress: whether to show a bar for each scene.
-        log: told what is worth knowing, a line at a time.
+        log: called with each line of information.
     """
     settings = settings or BuildSettings()
     opened = open_posed_photos(source)

@@ -49,7 +49,7 @@ class Reconstruction:
     left_out: tuple[str, ...]
     """Names of the photos that cannot be read or did not get a pose."""
     points: int
-    """3D points the poses stand on."""
+    """Number of 3D points in the model."""
     reprojection_error: float
     """Mean, in pixels. Above 1.5 is suspicious."""
 
@@ -76,11 +76,11 @@ def reconstruct(
 
     Args:
         photos: folder with at least three photos, subfolders included.
-        out: folder to be made; it must not exist, or be empty.
-        longest_side, max_keypoints: less is faster, more registers more photos.
+        out: folder to be created; it must be empty if it exists.
+        longest_side, max_keypoints: lower values are faster, higher values register more photos.
         progress: show progress bars.
 
-    Raises InputError with the probable reason where the photos do not reconstruct.
+    Raises InputError with the probable reason if the photos cannot be reconstructed.
     """
     pycolmap = import_pycolmap()
     photos, out = Path(photos), Path(out)

@@ -66,7 +66,7 @@ class StoredPairs(Source):
         return [pair.scene for pair in self]
 
     def fingerprint(self) -> str:
-        """What tells these pairs from others, wherever they lie."""
+        """Identifies these pairs by their content, wherever they are stored."""
         return digest(self.scene_of_pairs())
 
     def table(self) -> PairTable:

@@ -48,7 +48,7 @@ class SyntheticSettings(Settings):
     baseline: tuple[float, float] = (0.01, 1.0)
     """Distance of the cameras in median depths (measured: 0.01 to 0.7). Above 0: there are no pure rotations."""
     still: float = 0.05
-    """How often the second camera turns but steps aside by a hundredth of that only: all right matches move as one."""
+    """How often the camera turns with a hundredth of that baseline: all right matches then move as one."""
     noise: tuple[float, float] = (0.15, 1.8)
     """Typical error of a right match in pixels, one for each problem."""
     focal: tuple[float, float] = (0.45, 4.0)
@@ -62,9 +62,9 @@ class SyntheticSettings(Settings):
     near_planar: float = 0.15
     """How often the whole scene is one plane with little relief."""
     moving: float = 0.5
-    """How often there are bodies that move on their own."""
+    """How often there are independently moving bodies."""
     bodies: int = 3
-    """At most so many of them."""
+    """Largest number of them."""
     regions: int = 16
     """Surfaces of a scene."""
     duplicates: float = 0.17
@@ -89,14 +89,14 @@ class SyntheticSettings(Settings):
 
 @dataclass(frozen=True, eq=False)
 class SyntheticBatch(Batch):
-    """B problems, and what no photo tells of them.
+    """B problems, with ground truth that photos do not provide.
 
     `distance` is to the motion of the match's body where the match is correct, else to the static scene's; R and t
     are the static scene's.
     """
 
     correct: Tensor
-    """[B x N] bool: matched rightly, not merely near the epipolar line."""
+    """[B x N] bool: whether the match is right, not merely near the epipolar line."""
     body: Tensor
     """[B x N] int64: what the first point lies on; 0 is the static scene."""
     focal0: Tensor

@@ -109,7 +109,7 @@ class Estimator(ABC):
         return Pose(R.numpy(), t.numpy(), inliers.numpy())
 
     def taken(self, matches: Correspondences, kept: Verdict) -> Tensor:
-        """[N] bool: what the estimator takes of a pruner's answer."""
+        """[N] bool: which of the kept matches the estimator uses."""
         if not hasattr(kept, "mask") or not hasattr(kept, "logits"):
             raise InputError(
                 f"kept: expected a pruner's answer, as `pruner(matches)` gives it, got {type(kept).__name__}"

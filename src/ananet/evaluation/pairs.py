@@ -32,19 +32,19 @@ from ananet.stored_matches import read_some
 
 @dataclass(frozen=True)
 class MatchSettings(Settings):
-    """How matches come about. The defaults are the paper's."""
+    """How matches are made. The defaults are the paper's."""
 
     detector: str = DETECTOR
     """A name, perhaps with options."""
     max_keypoints: int = MAX_KEYPOINTS
     longest_side: int | None = None
-    """Photos are scaled to it; in stored matches, pixels are counted as if they had been. None leaves all as it is."""
+    """Photos are scaled to it; for stored matches, only the pixels of the threshold are. None for the original size."""
     limit: int | None = None
-    """At most so many pairs, evenly spread over the source; None for all."""
+    """Largest number of pairs, evenly spread over the source; None for all."""
     outlier_share: float | None = None
-    """Wrong matches are left out at random until at most this share of a pair's matches is wrong; None leaves all."""
+    """Wrong matches are removed at random until at most this share of a pair's matches is wrong; None keeps all."""
     neighbours: int = 1
-    """So many nearest neighbours of a keypoint are its matches."""
+    """Number of nearest neighbours per keypoint that are its putative matches."""
     matcher: str = "nearest"
     """A name, perhaps with options."""
 

@@ -41,7 +41,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Origin:
-    """What predictions were made by and of: where this differs, they are stale."""
+    """What produced the predictions. If any of it differs, they are stale."""
 
     pruner: str
     options: list[dict[str, Any]]

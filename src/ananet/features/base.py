@@ -22,7 +22,7 @@ MOST_KEYPOINTS = 10_000_000
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Keypoints of one image, strongest first. Tensors are taken as arrays are, and become arrays."""
+    """Keypoints of one image, strongest first. Tensors are accepted too, and become arrays."""
 
     points: np.ndarray
     """[N x 2] float32 pixel coordinates; the centre of the first pixel is (0, 0)."""
@@ -94,7 +94,7 @@ class Detector(ABC):
         return self.detect(image)
 
     def batch(self, images: Sequence[np.ndarray]) -> list[Features]:
-        """Features of many images, each of its own size. Detectors that gain by it work on several at once."""
+        """Features of many images, each of its own size. Some detectors work on several at once."""
         for image in images:
             check_image(image)
         return [self.extract(image) for image in images]

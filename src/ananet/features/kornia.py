@@ -29,7 +29,7 @@ class ALIKED(LearnedDetector):
     """ALIKED (Zhao et al. 2023): keypoints between pixels, descriptors of 128 numbers, 64 of the model t16.
 
     Args:
-        max_keypoints: the strongest so many are kept.
+        max_keypoints: number of keypoints to keep, the strongest ones.
         threshold: scores, from 0 to 1, that keypoints exceed.
         model: n16, n32 (samples more around a keypoint), n16rot (trained with turned photos) or t16 (small, fast).
         weights: a file; see `features.learned`.
@@ -69,7 +69,7 @@ class DISK(LearnedDetector):
     """DISK (Tyszkiewicz et al. 2020): whole pixels, descriptors of 128 numbers.
 
     Args:
-        max_keypoints: the strongest so many are kept.
+        max_keypoints: number of keypoints to keep, the strongest ones.
         threshold: scores, which may have any size, that keypoints exceed.
         model: what its training knew of the scenes.
         weights: a file; see `features.learned`.
@@ -109,7 +109,7 @@ class XFeat(LearnedDetector):
     """XFeat (Potje et al. 2024): fast on a CPU; whole pixels, descriptors of 64 numbers.
 
     Args:
-        max_keypoints: the strongest so many are kept.
+        max_keypoints: number of keypoints to keep, the strongest ones.
         threshold: values of the keypoint map, from 0 to 1, that keypoints exceed.
         weights: a file; see `features.learned`.
         longest_side: larger photos are scaled down to it; none leaves all as they are.

@@ -108,7 +108,7 @@ def match(
     """Putative correspondences of two images: the nearest neighbours of every keypoint of the first.
 
     Args:
-        neighbours: how many of each, see `Nearest`.
+        neighbours: number of nearest neighbours per keypoint.
     """
     return Nearest(neighbours)(features0, features1, K0=K0, K1=K1)
 
@@ -123,7 +123,7 @@ def nearest_neighbours(descriptors0: np.ndarray, descriptors1: np.ndarray, neigh
     first set are equally near to one of the second, the earlier one is the mutual match.
 
     Args:
-        neighbours: how many of each; fewer where the second set has fewer.
+        neighbours: number of neighbours per descriptor; fewer if the second set has fewer.
     """
     check_whole_number("neighbours", neighbours, 1)
     descriptors0, descriptors1 = as_array("descriptors0", descriptors0), as_array("descriptors1", descriptors1)

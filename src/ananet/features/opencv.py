@@ -61,7 +61,7 @@ class SIFT(OpenCVDetector):
     """OpenCV's SIFT; by default as in the paper, with unit-length descriptors.
 
     Args:
-        max_keypoints: the strongest so many are kept.
+        max_keypoints: number of keypoints to keep, the strongest ones.
         contrast_threshold: lower finds keypoints in flatter parts of the image.
     """
 
@@ -79,7 +79,7 @@ class ORB(OpenCVDetector):
     """OpenCV's ORB: binary descriptors, fast on a CPU.
 
     Args:
-        max_keypoints: the strongest so many are kept.
+        max_keypoints: number of keypoints to keep, the strongest ones.
         fast_threshold: of the corner detector; 0 takes every corner there is.
     """
 

@@ -28,7 +28,7 @@ class StoredFeatures(Detector):
     """Takes the features of a photo from a file, where a detector would look for them.
 
     Args:
-        max_keypoints: the strongest so many are kept: the first ones, unless there are scores.
+        max_keypoints: number of keypoints to keep: the strongest, or the first ones if there are no scores.
         path: a folder of .npz files, or hloc's .h5.
     """
 

@@ -56,7 +56,7 @@ class SuperPoint(LearnedDetector):
     """SuperPoint (DeTone et al. 2018): whole pixels, descriptors of 256 numbers.
 
     Args:
-        max_keypoints: the strongest so many are kept.
+        max_keypoints: number of keypoints to keep, the strongest ones.
         threshold: probabilities that keypoints exceed.
         radius: pixels around a keypoint where there is no weaker one.
         weights: a file; see `features.learned`.

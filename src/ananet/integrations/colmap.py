@@ -126,7 +126,7 @@ def match_database(
     """Matches the images of a COLMAP database by their descriptors, and prunes the matches.
 
     The putative matches are nearest neighbours with ratio and mutual flag, which the default pruner uses. Only kept
-    matches that are mutual are written: COLMAP expects a keypoint once in a pair.
+    matches that are mutual are written: COLMAP expects each keypoint at most once per pair.
 
     Args:
         pairs: "all"; "existing" for pairs that have matches, which are replaced; a text file with two image names per

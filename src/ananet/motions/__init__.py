@@ -48,7 +48,7 @@ class Motion:
 
     kind: Literal["fundamental", "essential", "homography"]
     """What the model is: p1^T F p0 = 0 for pixels; p1^T E p0 = 0 for rays, where cameras are given; or p1 ~ H p0 for
-    pixels, where a plane or a mere turn of the camera explains all, and so no other model is determined."""
+    pixels, where a plane or a camera that only turned explains all matches, so that no other model is determined."""
     model: np.ndarray
     """[3 x 3] float64 of norm 1."""
     support: int

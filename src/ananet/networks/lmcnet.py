@@ -41,7 +41,7 @@ class LMCNetSettings(NetworkSettings):
     sigma: float = 0.1
     """Distance of matches, in focal lengths, at which the weight of an edge has fallen to 1 / e."""
     floor: float = 0.05
-    """Least weight of an edge; the authors have none indoors."""
+    """Smallest weight of an edge. The authors use none indoors."""
 
     def check(self) -> None:
         for name, most in (
@@ -125,7 +125,7 @@ class LMCBlock(nn.Module):
 
 
 class LMCNet(Network):
-    """LMCNet: compares each match with a smooth motion field, repeatedly, of points first and of features then."""
+    """LMCNet: compares each match with a smooth motion field, repeatedly: first of points, then of features."""
 
     name = "lmcnet"
     Settings = LMCNetSettings

@@ -31,8 +31,8 @@ class OANetSettings(NetworkSettings):
     clusters: int = 500
     """Clusters that matches are pooled to."""
     bottleneck: int | None = None
-    """Where given, order-aware blocks mix clusters through so few: the authors' OAFilterBottleneck, which they advise
-    for small data."""
+    """If given, order-aware blocks mix clusters through this many (the authors' OAFilterBottleneck, which they
+    recommend for small data sets)."""
 
     def check(self) -> None:
         for name, most in (("stages", 10), ("depth", 100), ("width", 4096), ("clusters", 4096)):

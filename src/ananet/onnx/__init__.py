@@ -66,7 +66,7 @@ def export(pruner: Pruner, path: str | Path) -> dict[str, str]:
 
 
 def describe(pruner: LearnedPruner) -> dict[str, str]:
-    """What a program needs to know to feed the file; the values are text, as ONNX has them."""
+    """The metadata that a program needs to prepare the input. Values are text, as ONNX requires."""
     side = pruner.network.settings.side
     return {
         "ananet_version": version("ananet"),

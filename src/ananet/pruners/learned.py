@@ -59,7 +59,7 @@ class LearnedPruner(Pruner):
         self.decision = decision_at(threshold)
         self.conflict_odds = check_odds(conflict_odds)
         self.progress: Progress | None = None
-        """Called with the number of blocks done and of all blocks, on a CPU."""
+        """Called with the number of finished blocks and of all blocks, on a CPU."""
         self.device = choose_device(device)
         self.network = network.to(self.device)
         self.engine = engine_for(network, self.device)

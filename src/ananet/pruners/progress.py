@@ -18,7 +18,7 @@ WORTH_A_BAR = 10_000
 
 @contextmanager
 def progress_bar(pruner: Pruner, count: int) -> Iterator[None]:
-    """Show a bar on a terminal while networks prune so many matches on a CPU, if that takes long."""
+    """Show a bar on a terminal while networks prune `count` matches on a CPU, if that takes long."""
     shown = count > WORTH_A_BAR and sys.stderr.isatty()
     # Only then, since a pruner that chooses among networks loads them all to be asked.
     slow = [network for network in _networks(pruner) if network.device.type == "cpu"] if shown else []

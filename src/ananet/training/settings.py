@@ -59,7 +59,7 @@ class TrainSettings(Settings):
     geometric_weight: float = 0.0
     """Weight of the geometric loss of a weighted eight-point solution beside the class loss."""
     geometric_from: int = 20_000
-    """Step at which it starts: before, the weights mean nothing."""
+    """Step at which it starts. Before that, the weights are meaningless."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """On the CPU always fp32."""
     compile: bool = True
