@@ -6,7 +6,7 @@ import pytest
 
 from ananet import InputError, MissingExtraError
 
-TEXT = "this needs the package poselib: pip install poselib (it belongs to ananet's extra 'poselib')"
+TEXT = "this needs the package poselib: pip install poselib (ananet's extra 'poselib')"
 
 
 def test_a_missing_package_says_how_to_get_it():

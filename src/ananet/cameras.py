@@ -22,6 +22,8 @@ Values = TypeVar("Values", np.ndarray, Tensor)
 # Without intrinsics the authors of ANA-Net divide by 0.7 x the longest side, about the focal length of
 # an ordinary lens: it maps the image into [-1, 1] and keeps the scale that calibrated points have.
 FOCAL_GUESS = 0.7
+# Fields of view of ordinary cameras, in degrees along the longest side. A focal length in millimetres is far outside.
+SMALLEST_VIEW, LARGEST_VIEW = 5.0, 150.0
 NEWTON_STEPS = 25
 # Where the inverse of a lens model leaves more than this (in focal lengths), it has no answer there.
 LARGEST_RESIDUAL = 1e-8
@@ -76,6 +78,23 @@ def camera_parameters(K: np.ndarray) -> np.ndarray:
 def centred_camera(focal: float, size: tuple[float, float]) -> np.ndarray:
     """The camera matrix with its principal point at the centre of an image of (width, height)."""
     return camera_matrix(focal, focal, (size[0] - 1) / 2, (size[1] - 1) / 2)
+
+
+def implausible(K: Values, size: tuple[float, float]) -> str | None:
+    """Why a camera matrix hardly belongs to an image of (width, height), in words; None if it may.
+
+    >>> implausible(centred_camera(35, (4000, 3000)), (4000, 3000))
+    'a focal length of 35 pixels means a field of view of 178 degrees'
+    """
+    focal = float(K[0, 0] + K[1, 1]) / 2
+    view = math.degrees(2 * math.atan2(max(size) / 2, focal))
+    if not SMALLEST_VIEW <= view <= LARGEST_VIEW:
+        return f"a focal length of {focal:g} pixels means a field of view of {view:.{0 if view > 1 else 2}f} degrees"
+    centre = (float(K[0, 2]), float(K[1, 2]))
+    if any(abs(at - side / 2) > side / 4 for at, side in zip(centre, size, strict=True)):
+        middle = f"({size[0] / 2:g}, {size[1] / 2:g})"
+        return f"the principal point ({centre[0]:g}, {centre[1]:g}) is far from the centre of the image, {middle}"
+    return None
 
 
 def mean_focal(K0: Values, K1: Values) -> float:

@@ -14,4 +14,5 @@ class MissingExtraError(ImportError):
 
     def __str__(self) -> str:
         package, extra = self.args
-        return f"this needs the package {package}: pip install {package} (it belongs to ananet's extra {extra!r})"
+        noun = "packages" if " " in package else "package"
+        return f"this needs the {noun} {package}: pip install {package} (ananet's extra {extra!r})"

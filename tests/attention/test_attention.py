@@ -31,7 +31,7 @@ def test_environment_and_argument_override(monkeypatch):
 
 def test_fused_without_triton_names_the_extra(monkeypatch):
     monkeypatch.setattr(attention, "HAS_TRITON", False)
-    with pytest.raises(MissingExtraError, match="pip install triton .it belongs to ananet's extra 'gpu'"):
+    with pytest.raises(MissingExtraError, match="pip install triton .ananet's extra 'gpu'"):
         choose_backend(CUDA, "fused")
 
 

@@ -20,7 +20,7 @@ def test_demo_without_scikit_image(monkeypatch, run):
     monkeypatch.setitem(sys.modules, "skimage.data", None)
     code, _, err = run("demo")
     assert code == 2
-    assert "pip install scikit-image (it belongs to ananet's extra 'demo')" in err
+    assert "pip install scikit-image (ananet's extra 'demo')" in err
 
 
 def test_a_picture_that_cannot_be_written_is_found_before_the_work(monkeypatch, run):

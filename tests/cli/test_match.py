@@ -290,7 +290,7 @@ def test_focal_lengths_from_exif(photos, with_exif, run):
             assert result["cameras"]["K0"][0][0] == result["cameras"]["K1"][1][1] == 900
     # One is not enough.
     code, out, _ = run("match", with_exif / "a.jpg", photos / "b.jpg", "-o", with_exif / "o.png", *FAST, "--json")
-    assert json.loads(out)["cameras"] == {"source": None, "K0": None, "K1": None}
+    assert json.loads(out)["cameras"] == {"source": None, "K0": None, "K1": None, "doubt": None}
 
 
 def test_a_camera_that_only_turned(photos, tmp_path, run):
@@ -444,3 +444,25 @@ def test_photos_of_the_same_name_are_told_apart():
         (["x/a.jpg", "x_a.jpg", "y/a.jpg"], ["0_a.jpg", "1_x_a.jpg", "2_a.jpg"]),
     ):
         assert list(short_names([Path(path) for path in paths]).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("camera", "doubt"),
+    [
+        (("--focal", 35), "a focal length of 35 pixels means a field of view of 169 degrees"),
+        (("--k0", "995,995,1200,540"), "the principal point (1200, 540) is far from the centre of the image"),
+        (("--focal", 995), None),
+    ],
+)
+def test_cameras_that_hardly_belong_to_the_photos_are_doubted(camera, doubt, photos, tmp_path, run):
+    both = ("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", *camera, *FAST)
+    code, out, _ = run(*both)
+    assert code == 0 and ("camera     doubtful: " in out) == (doubt is not None) and (doubt or "") in out
+    found = json.loads(run(*both, "--json")[1])["cameras"]["doubt"]
+    assert found is None if doubt is None else found.startswith(doubt)
+
+
+def test_a_failed_start_makes_no_folder(photos, tmp_path, run):
+    three = (photos / "a.jpg", photos / "b.jpg", photos / "a.jpg")
+    code, _, err = run("match", *three, "-o", tmp_path / "pictures", "--pruner", "nonsense")
+    assert code == 2 and "pruner: expected one of" in err and not (tmp_path / "pictures").exists()

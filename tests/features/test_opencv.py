@@ -108,3 +108,17 @@ def test_large_images_are_processed_one_at_a_time(monkeypatch):
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(detector.detect, [photo()] * 4))
         assert most == expected
+
+
+@pytest.mark.parametrize("name", ["sift", "orb"])
+def test_large_photos_can_be_scaled_down_first(name):
+    grey = cv2.cvtColor(photo(), cv2.COLOR_BGR2GRAY)
+    image = cv2.resize(grey, None, fx=2, fy=2, interpolation=cv2.INTER_CUBIC)
+    plain = load_detector(name, max_keypoints=300).detect(cv2.resize(image, (320, 240), interpolation=cv2.INTER_AREA))
+    scaled = load_detector(f"{name}@longest_side=320", max_keypoints=300).detect(image)
+    assert scaled.image_size == (640, 480)
+    # The same keypoints, in pixels of the whole photo: its corner stays, half a pixel before the first pixel's centre.
+    np.testing.assert_allclose(scaled.points, 2 * plain.points + 0.5, atol=1e-3)
+    np.testing.assert_allclose(scaled.sizes, 2 * plain.sizes, rtol=1e-5)
+    unchanged = load_detector(f"{name}@longest_side=5000", max_keypoints=300).detect(image)
+    np.testing.assert_array_equal(unchanged.points, load_detector(name, max_keypoints=300).detect(image).points)

@@ -65,6 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(_facts(summary) | {"output": written})
     else:
         print(_sentence(summary) + (f", written to {written}" if written else ", nothing written"))
+        if not summary.pairs:
+            print("no pairs with matches in the database" + ("" if arguments.match else "; --match makes matches"))
+        if written and summary.geometries_removed and not arguments.verify:
+            print(
+                f"{summary.geometries_removed} two-view geometries of old matches removed: the mapper needs new ones, "
+                "from --verify or COLMAP"
+            )
     return 0
 
 
@@ -83,6 +90,7 @@ def _facts(summary: Summary) -> dict[str, Any]:
         "pairs_skipped": summary.skipped,
         "pairs_dropped": summary.dropped,
         "pairs_verified": summary.verified,
+        "geometries_removed": summary.geometries_removed,
         "matches_before": summary.before,
         "matches_after": summary.after,
         "matches_out_of_view": summary.unseen,

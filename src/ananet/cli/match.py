@@ -223,6 +223,9 @@ def run(arguments: argparse.Namespace) -> int:
     photos = Photos(detector, use_exif=not arguments.no_exif, uses=uses)
     photos.start(pairs[0])
     pruner = load(arguments.pruner, device=arguments.device)
+    # Only now that nothing is wrong with the arguments.
+    for path in (path for pair in pairs for path in (pair.picture, pair.saved) if path is not None):
+        path.parent.mkdir(parents=True, exist_ok=True)
     match_pair = PairMatcher(
         photos,
         matcher,
@@ -337,6 +340,7 @@ def as_json(
             "source": cameras.source,
             "K0": None if cameras.K0 is None else cameras.K0.tolist(),
             "K1": None if cameras.K1 is None else cameras.K1.tolist(),
+            "doubt": _doubt(cameras, found),
         },
         "pose": None
         if pose is None
@@ -448,7 +452,6 @@ def _many_pairs(arguments: argparse.Namespace) -> list[Pair]:
             continue
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{option}: expected a folder for the results of many pairs, got the file {folder}")
-        folder.mkdir(parents=True, exist_ok=True)
     return list(pairs.values())
 
 
@@ -496,6 +499,17 @@ def short_names(paths: Sequence[Path]) -> dict[Path, str]:
     return {path: f"{number}_{path.name}" for number, path in enumerate(different)}
 
 
+def _doubt(cameras: Cameras, found: PhotoMatches) -> str | None:
+    """Why one of the cameras hardly belongs to its photo; None if both may."""
+    from ananet.cameras import implausible
+
+    for K, features in ((cameras.K0, found.features0), (cameras.K1, found.features1)):
+        doubt = None if K is None else implausible(K, features.image_size)
+        if doubt is not None:
+            return doubt
+    return None
+
+
 def _camera_chooser(arguments: argparse.Namespace) -> Callable[[Photo, Photo], Cameras]:
     """The cameras of two photos, by the arguments, else by EXIF; wrong arguments raise here."""
     from ananet.cameras import centred_camera
@@ -528,7 +542,7 @@ def _report_one(match_pair: PairMatcher, pair: Pair, json: bool) -> int:
         return 0
     print(
         f"{pair.image0} and {pair.image1} do not seem to show the same scene: "
-        f"{result['consistent']} of {result['tested']} mutual matches agree on a common geometry, as many as "
+        f"{result['consistent']} of {result['tested']} mutual matches agree on a common geometry, no more than "
         f"chance explains. No picture written.",
         file=sys.stderr,
     )
@@ -592,6 +606,8 @@ def _print(result: dict[str, Any]) -> None:
     if cameras["source"] == "exif":
         focal0, focal1 = (round(cameras[name][0][0]) for name in ("K0", "K1"))
         print(f"camera     focal lengths {focal0} and {focal1} px from EXIF; --focal or --k0 override it")
+    if cameras["doubt"]:
+        print(f"camera     doubtful: {cameras['doubt']}")
     pose = result["pose"]
     if pose:
         used = IN_WORDS[pose["handover"]]
@@ -601,7 +617,8 @@ def _print(result: dict[str, Any]) -> None:
         print("  R  " + np.array2string(np.array(pose["R"]), precision=5, suppress_small=True, prefix="  R  "))
         print("  t  " + np.array2string(np.array(pose["t"]), precision=5, suppress_small=True))
     elif not result["kept"]:
-        print("pose       none: nothing was kept; another --pruner may keep more")
+        advice = "check the camera" if cameras["doubt"] else "another --pruner may keep more"
+        print(f"pose       none: nothing was kept; {advice}")
     elif cameras["source"] is not None:
         print("pose       none found")
     else:

@@ -61,9 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for module, package in PACKAGES.items():
-        if find_spec(module) is None:
-            raise MissingExtraError(package, "web")
+    missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        raise MissingExtraError(" ".join(missing), "web")
     check_whole_number("--port", arguments.port, 0, 65535)
     for option in ("max_upload", "max_megapixels", "max_matches", "max_requests", "longest_side", "batch_pairs"):
         check_whole_number(f"--{option.replace('_', '-')}", getattr(arguments, option), 1)

@@ -13,6 +13,7 @@ import numpy as np
 from ananet.checks import check_positive, check_whole_number
 from ananet.defaults import MAX_KEYPOINTS
 from ananet.features.base import Detector, Features
+from ananet.images import resize
 
 # SIFT needs about 180 bytes per pixel. Images above this size are processed one at a time, to save memory.
 LARGE_IMAGE = 4_000_000
@@ -25,6 +26,10 @@ class OpenCVDetector(Detector):
     # OpenCV releases the GIL, and leaves a second core idle for a part of the time.
     threads = 2
 
+    def __init__(self, max_keypoints: int, longest_side: int | None) -> None:
+        super().__init__(max_keypoints)
+        self.longest_side = None if longest_side is None else check_whole_number("longest_side", longest_side, 1)
+
     @abstractmethod
     def create(self) -> Any:
         """OpenCV's detector."""
@@ -32,10 +37,14 @@ class OpenCVDetector(Detector):
     def extract(self, image: np.ndarray) -> Features:
         grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if image.ndim == 3 else image
         size = (grey.shape[1], grey.shape[0])
+        scale, to_pixels = 1.0, np.eye(3)
+        if self.longest_side is not None and max(size) > self.longest_side:
+            scale = self.longest_side / max(size)
+            grey, to_pixels = resize(grey, scale)
         extractor = self.create()
         # OpenCV fails on a single row of pixels.
         with _large_image if grey.size > LARGE_IMAGE else nullcontext():
-            keypoints, descriptors = extractor.detectAndCompute(grey, None) if min(size) > 1 else ((), None)
+            keypoints, descriptors = extractor.detectAndCompute(grey, None) if min(grey.shape) > 1 else ((), None)
         if not keypoints or descriptors is None:
             kind = np.float32 if extractor.descriptorType() == cv2.CV_32F else np.uint8
             none = np.zeros(0, np.float32)
@@ -47,11 +56,12 @@ class OpenCVDetector(Detector):
         descriptors = descriptors[strongest]
         if descriptors.dtype != np.uint8:
             descriptors = descriptors / np.maximum(np.linalg.norm(descriptors, axis=1, keepdims=True), 1e-12)
+        points = (cv2.KeyPoint.convert(keypoints)[strongest] - to_pixels[:2, 2]) / to_pixels[[0, 1], [0, 1]]
         return Features(
-            cv2.KeyPoint.convert(keypoints)[strongest],
+            points.astype(np.float32),
             descriptors,
             size,
-            np.array([keypoint.size for keypoint in keypoints], np.float32)[strongest],
+            np.array([keypoint.size / scale for keypoint in keypoints], np.float32)[strongest],
             np.radians(np.array([keypoint.angle for keypoint in keypoints], np.float32)[strongest]),
             response[strongest],
         )
@@ -63,12 +73,18 @@ class SIFT(OpenCVDetector):
     Args:
         max_keypoints: number of keypoints to keep, the strongest ones.
         contrast_threshold: lower finds keypoints in flatter parts of the image.
+        longest_side: larger images are scaled down to this first, which saves time and memory.
     """
 
     name = "sift"
 
-    def __init__(self, max_keypoints: int = MAX_KEYPOINTS, contrast_threshold: float = 1e-5) -> None:
-        super().__init__(max_keypoints)
+    def __init__(
+        self,
+        max_keypoints: int = MAX_KEYPOINTS,
+        contrast_threshold: float = 1e-5,
+        longest_side: int | None = None,
+    ) -> None:
+        super().__init__(max_keypoints, longest_side)
         self.contrast_threshold = check_positive("contrast_threshold", contrast_threshold)
 
     def create(self) -> Any:
@@ -81,12 +97,15 @@ class ORB(OpenCVDetector):
     Args:
         max_keypoints: number of keypoints to keep, the strongest ones.
         fast_threshold: of the corner detector; 0 takes every corner there is.
+        longest_side: larger images are scaled down to this first, which saves time and memory.
     """
 
     name = "orb"
 
-    def __init__(self, max_keypoints: int = MAX_KEYPOINTS, fast_threshold: int = 0) -> None:
-        super().__init__(max_keypoints)
+    def __init__(
+        self, max_keypoints: int = MAX_KEYPOINTS, fast_threshold: int = 0, longest_side: int | None = None
+    ) -> None:
+        super().__init__(max_keypoints, longest_side)
         self.fast_threshold = check_whole_number("fast_threshold", fast_threshold, 0, 255)
 
     def create(self) -> Any:

@@ -58,6 +58,8 @@ class Summary:
     """Pairs that had matches and have none now."""
     unseen: int = 0
     """Of the matches removed, those at keypoints that a lens model cannot place in an undistorted photo."""
+    geometries_removed: int = 0
+    """Two-view geometries of the old matches of changed pairs; the mapper needs new ones."""
     verified: int | None = None
     """Pairs with inliers to a two-view geometry; None if verification was not asked for."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -285,7 +287,7 @@ class _Job:
         if self.matching:
             # Others write pairs the other way round, which this one takes the place of.
             database.remove_matches(pair.reversed)
-        database.write_matches(pair, putative.indices[kept])
+        self.summary.geometries_removed += database.write_matches(pair, putative.indices[kept])
         if putative.matches is not None or count < len(kept):
             database.mark(pair, self.identity, self.matching)
 

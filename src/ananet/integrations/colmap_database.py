@@ -167,19 +167,20 @@ class Database:
         row = self.connection.execute("SELECT data FROM matches WHERE pair_id = ?", (pair.number,)).fetchone()
         return None if row is None else row[0] or b""
 
-    def write_matches(self, pair: Pair, indices: np.ndarray) -> None:
-        """Replaces the matches of a pair. Its two-view geometry was of the old ones, and goes if these are others."""
+    def write_matches(self, pair: Pair, indices: np.ndarray) -> bool:
+        """Replaces the matches of a pair; its two-view geometry is removed if they change. Returns whether it was."""
         data = np.ascontiguousarray(indices, np.uint32).tobytes()
         if self.read_matches(pair) == data:
-            return
+            return False
         # COLMAP too keeps a row for a pair without matches: it says that the pair was tried.
         self.connection.execute(
             "INSERT OR REPLACE INTO matches (pair_id, rows, cols, data) VALUES (?, ?, 2, ?)",
             (pair.number, len(indices), data or None),
         )
-        self.connection.execute(
+        removed = self.connection.execute(
             "DELETE FROM two_view_geometries WHERE pair_id IN (?, ?)", (pair.number, pair.reversed.number)
         )
+        return removed.rowcount > 0
 
     def remove_matches(self, pair: Pair) -> None:
         self.connection.execute("DELETE FROM matches WHERE pair_id = ?", (pair.number,))
