@@ -5,7 +5,9 @@ from typing import Literal
 
 import pytest
 
+import ananet
 from ananet import InputError
+from ananet.features import load_detector
 from ananet.names import Registry, labelled, option_text, options_of, read_options, split_options
 
 
@@ -114,3 +116,10 @@ def test_options_are_parameters_with_a_default():
 def test_labels_are_read_back(options):
     label = labelled("thing", options)
     assert split_options(label, "thing") == ("thing", {name: option_text(value) for name, value in options.items()})
+
+
+def test_a_slip_of_the_hand_gets_a_hint():
+    with pytest.raises(InputError, match="got 'syft'; did you mean 'sift'\\?"):
+        load_detector("syft")
+    with pytest.raises(InputError, match="got 'ananet-rato'; did you mean 'ananet-ratio'\\?"):
+        ananet.load("ananet-rato")

@@ -6,7 +6,8 @@ An option is a parameter with a default of whatever makes the thing; its annotat
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
@@ -60,7 +61,9 @@ class Registry(Generic[Thing]):
         if name in self._added:
             return self._added[name]
         if name not in self._homes:
-            raise InputError(f"{self.kind}: expected one of {', '.join(self.names)}, got {name!r}")
+            raise InputError(
+                f"{self.kind}: expected one of {', '.join(self.names)}, got {name!r}{like(name, self.names)}"
+            )
         module, _, attribute = self._homes[name].partition(":")
         return getattr(import_module(module), attribute)
 
@@ -82,6 +85,16 @@ class Registry(Generic[Thing]):
         told = {option: value for option, value in values.items() if value != usual[option].default}
         made.name = labelled(name, told)  # type: ignore[attr-defined]
         return made
+
+
+def like(name: str, names: Iterable[str]) -> str:
+    """The end of an error text for an unknown name: the known one that was probably meant, if there is one.
+
+    >>> like("anannet", ["ananet", "ratio"])
+    "; did you mean 'ananet'?"
+    """
+    found = get_close_matches(str(name)[:80], list(names), 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 class Option(NamedTuple):

@@ -46,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         import_module(f"ananet.cli.{name}").add_arguments(subparser)
         _add_debug(subparser)
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        # With the usage of the command, not of all of them.
+        commands.choices[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     command = " ".join(filter(None, (arguments.command, getattr(arguments, "action", None))))
     try:
         return import_module(f"ananet.cli.{arguments.command}").run(arguments)

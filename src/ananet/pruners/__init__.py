@@ -12,7 +12,7 @@ import torch
 from ananet.defaults import PRUNER
 from ananet.devices import choose_device
 from ananet.errors import InputError
-from ananet.names import Option, Registry, labelled, options_of, read_options, split_options
+from ananet.names import Option, Registry, labelled, like, options_of, read_options, split_options
 from ananet.pruners.base import Pruned, Pruner
 from ananet.pruners.best import NETWORKS as CHOICES
 from ananet.pruners.best import Best
@@ -164,4 +164,6 @@ def look_up(name: str) -> list[Part]:
         return [part._replace(plain=own)]
     if name.endswith(".safetensors"):
         raise InputError(f"weights: no file {name}")
-    raise InputError(f"pruner: expected one of {', '.join(list_pruners())} or a .safetensors file, got {name!r}")
+    known = list_pruners()
+    meant = like(name, known)
+    raise InputError(f"pruner: expected one of {', '.join(known)} or a .safetensors file, got {name!r}{meant}")
