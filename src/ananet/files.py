@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import io
 import json
 import os
 import secrets
@@ -130,6 +131,17 @@ def _lock(file: IO[str]) -> bool:
     except OSError:
         return False
     return True
+
+
+def save_arrays(path: str | Path, arrays: Mapping[str, Any], compressed: bool = True) -> None:
+    """Write an .npz file, or none at all."""
+    import numpy as np
+
+    # By way of memory: before numpy 2.2, an archive that a full disk cuts short is closed late, with a traceback.
+    content = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(content, **arrays)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content.getbuffer())
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Any], metadata: dict[str, str]) -> None:

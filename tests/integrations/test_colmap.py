@@ -4,6 +4,7 @@ import multiprocessing
 import re
 import shutil
 import sqlite3
+import threading
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
 from ananet import load
 from ananet.errors import InputError
@@ -269,6 +271,8 @@ def test_a_killed_run_leaves_the_database_as_it_was_or_done(tmp_path):
     before = stored_matches(original)
     prune_database(original, EveryOther(), output=done)
     fork = multiprocessing.get_context("fork")
+    # Its usual lock is shared through fork: a child that is killed while it holds it would never give it back.
+    tqdm.set_lock(threading.RLock())
 
     def same(first, second) -> bool:
         return first.keys() == second.keys() and all(first[n].tobytes() == second[n].tobytes() for n in first)

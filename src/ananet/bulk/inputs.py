@@ -18,7 +18,7 @@ from ananet.correspondences import Correspondences
 from ananet.errors import InputError, MissingExtraError
 from ananet.estimators import Pose
 from ananet.features import Detector, Features, load_detector, match
-from ananet.files import atomic_path, check_file, import_h5py
+from ananet.files import check_file, import_h5py, save_arrays
 from ananet.images import exif_focal, read_image
 from ananet.integrations import hloc
 from ananet.integrations.colmap_database import Pair as ImagePair
@@ -359,8 +359,7 @@ class PhotoPairs(Source):
                 arrays["focal"] = np.array(focal)
         except Exception as error:
             arrays = {"error": np.array(Pair(name).failed(error).error)}
-        with atomic_path(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, **arrays)
+        save_arrays(path, arrays, compressed=False)
 
     def is_detected(self, name: str, again: bool) -> bool:
         """Whether the features of a photo are there; with `again`, a photo that failed counts as one without."""

@@ -30,7 +30,7 @@ from ananet.cli.arguments import (
 )
 from ananet.defaults import ESTIMATOR, THRESHOLD_PIXELS
 from ananet.errors import InputError
-from ananet.files import atomic_path, check_output
+from ananet.files import atomic_path, check_output, save_arrays
 
 if TYPE_CHECKING:
     import numpy as np
@@ -383,10 +383,10 @@ def save_matches(path: Path, found: PhotoMatches, motions: Motions | None = None
         arrays |= {"R": found.pose.R, "t": found.pose.t}
     if motions is not None:
         arrays["motions"] = motions.labels
+    if path.suffix.lower() == ".npz":
+        save_arrays(path, arrays)
+        return
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        if path.suffix.lower() == ".npz":
-            np.savez_compressed(file, **arrays)
-            return
         # A trained matcher tells neither ratio nor mutual flag.
         unknown = np.full(len(matches), np.nan)
         names = ("points0", "points1", "mask", "scores", "ratio", "mutual", "indices")

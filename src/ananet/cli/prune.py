@@ -26,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import numpy as np
-
-    from ananet.files import atomic_path, check_output
+    from ananet.files import check_output, save_arrays
 
     check_is_file(arguments.file)
     output = arguments.output or arguments.file.with_suffix(".pruned.npz")
@@ -49,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     motions = group_motions(matches, kept) if arguments.motions else None
     if motions is not None:
         answer["motions"] = motions.labels
-    with atomic_path(output) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **answer)
+    save_arrays(output, answer)
     count = int(kept.mask.sum())
     if arguments.json:
         result = {"pruner": kept.pruner, "matches": len(matches), "kept": count, "output": str(output)}

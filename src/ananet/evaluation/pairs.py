@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from ananet.datasets.sources import PosedPhotos, Source, StoredPairs
 from ananet.defaults import DETECTOR, MAX_KEYPOINTS
 from ananet.errors import InputError
 from ananet.features import Detector, Features, Matcher, load_detector, load_matcher
-from ananet.files import atomic_path
+from ananet.files import save_arrays
 from ananet.stored_matches import read_some
 
 
@@ -208,8 +207,7 @@ class PhotoPairs(Pairs):
 
 def _write_features(path: Path, found: PhotoFeatures) -> None:
     arrays = {name: values for name, values in vars(found.features).items() if values is not None}
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays, K=found.K)
+    save_arrays(path, arrays | {"K": found.K}, compressed=False)
 
 
 def _read_features(path: Path) -> PhotoFeatures:
