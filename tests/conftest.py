@@ -1,11 +1,11 @@
 """Two-view problems with known truth, for every test that needs one."""
 
-import os
 from dataclasses import dataclass
 
-# Before torch: threads that spin while they wait make a busy machine many times slower.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Before torch, since it sets how threads wait for each other.
+import ananet  # noqa: F401
 
+# isort: split
 import numpy as np
 import pytest
 import torch

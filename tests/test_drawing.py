@@ -145,3 +145,12 @@ def test_many_moving_matches_are_drawn_in_part():
     points = np.random.default_rng(0).uniform(0, 90, (900, 2))
     few = draw_motions(GREY, GREY, points, points, np.zeros(900, int), "many")
     assert few.shape == (640 + 36, 2 * 960 + 8, 3)
+
+
+def test_right_and_wrong_matches_can_be_drawn_equally_strong():
+    points = np.tile(np.linspace(5, 75, 40)[:, None], 2)
+    good = np.arange(40) < 30
+    picture = draw_matches(GREY, GREY, points, points, good, equally=True)
+    for colour in (GREEN, RED):
+        assert (picture == colour).all(axis=-1).any(), "in full colour"
+    assert not (draw_matches(GREY, GREY, points, points, good) == RED).all(axis=-1).any()

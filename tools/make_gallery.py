@@ -78,8 +78,9 @@ class Answer:
         if len(known) > MOST_LINES:
             caption += f"; {MOST_LINES} drawn"
         shown = np.random.default_rng(0).permutation(known)[:MOST_LINES]
-        points0, points1 = (points[shown] for points in self.found.matches.numpy_points())
-        return draw_matches(self.case.image0, self.case.image1, points0, points1, right[shown], caption, PANEL_HEIGHT)
+        points = (points[shown] for points in self.found.matches.numpy_points())
+        photos = self.case.image0, self.case.image1
+        return draw_matches(*photos, *points, right[shown], caption, PANEL_HEIGHT, equally=True)
 
 
 def measured() -> Case:

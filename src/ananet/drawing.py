@@ -76,6 +76,7 @@ def draw_matches(
     good: np.ndarray,
     caption: str = "",
     height: int = PANEL_HEIGHT,
+    equally: bool = False,
 ) -> np.ndarray:
     """Two photos side by side, matches between them: good ones green, on top; the others red and translucent.
 
@@ -87,17 +88,22 @@ def draw_matches(
         good: [N] bool.
         caption: one line under the photos.
         height: of the photos in the picture; less where one would be wider than 4096 pixels.
+        equally: green and red alike, none on top: for matches that are right and wrong, where red must not hide.
 
     Returns:
         [H x W x 3] uint8 BGR.
     """
     canvas, starts, ends = _side_by_side(image0, image1, points0, points1, height)
     shown = _some(len(good))
-    red, green = shown[~good[shown]], shown[good[shown]]
-    below = canvas.copy()
-    _draw_lines(below, starts[red], ends[red], RED)
-    canvas = cv2.addWeighted(below, REMOVED_OPACITY, canvas, 1 - REMOVED_OPACITY, 0)
-    _draw_lines(canvas, starts[green], ends[green], GREEN)
+    if equally:
+        for one in np.random.default_rng(0).permutation(shown):
+            _draw_lines(canvas, starts[[one]], ends[[one]], GREEN if good[one] else RED)
+    else:
+        red, green = shown[~good[shown]], shown[good[shown]]
+        below = canvas.copy()
+        _draw_lines(below, starts[red], ends[red], RED)
+        canvas = cv2.addWeighted(below, REMOVED_OPACITY, canvas, 1 - REMOVED_OPACITY, 0)
+        _draw_lines(canvas, starts[green], ends[green], GREEN)
     if caption and len(shown) < len(good):
         caption += f"; {len(shown)} drawn"
     return _write_caption(canvas, caption)

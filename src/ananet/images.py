@@ -140,6 +140,12 @@ def _focal_over_longest_side(tags: dict[int, float], longest: int) -> float:
     return tags.get(FOCAL_LENGTH, math.nan) * per_millimetre / taken
 
 
+def reduce(pixels: np.ndarray, longest_side: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """The photo scaled down to this longest side if it is larger, and the [3 x 3] matrix as of `resize`."""
+    scale = 1.0 if longest_side is None else longest_side / max(pixels.shape[:2])
+    return resize(pixels, scale) if scale < 1 else (pixels, np.eye(3))
+
+
 def resize(pixels: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """The photo at another size, and the [3 x 3] matrix from its old pixels to its new ones."""
     # Here, since it brings torch: a file that is no photo should be found before that.

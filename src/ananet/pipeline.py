@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import torch
 
+from ananet.cameras import implausible
 from ananet.correspondences import Array, Correspondences
 from ananet.defaults import DETECTOR, ESTIMATOR
 from ananet.errors import InputError
@@ -65,6 +66,15 @@ class PhotoMatches:
         return (
             f"PhotoMatches({int(self.kept.mask.sum())} of {len(self.matches)} kept by {self.pruner}{overlap}, {pose})"
         )
+
+    @property
+    def camera_doubt(self) -> str | None:
+        """Why one of the camera matrices hardly belongs to its photo, in words; None if both may."""
+        for K, features in ((self.matches.K0, self.features0), (self.matches.K1, self.features1)):
+            doubt = None if K is None else implausible(K, features.image_size)
+            if doubt is not None:
+                return doubt
+        return None
 
     @property
     def rotation_only(self) -> bool:

@@ -76,7 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         caption = f"{title}: {numbers['precision']:.0%} of {numbers['measured']} right (green)"
         shown = mask & measured
-        pictures.append(draw_matches(pair.image0, pair.image1, points0[shown], points1[shown], correct[shown], caption))
+        points = points0[shown], points1[shown]
+        pictures.append(draw_matches(pair.image0, pair.image1, *points, correct[shown], caption, equally=True))
     save_picture(arguments.output, stack(*pictures))
     result = {"pruner": found.pruner, "before": before, "after": after, "picture": str(arguments.output)}
     if arguments.json:

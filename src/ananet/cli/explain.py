@@ -137,7 +137,7 @@ def _panel(
         return draw_matches(image0, image1, points0, points1, kept, caption)
     right = int((kept & inlier).sum())
     caption = f"{name}: kept {kept.sum()}, {right} of them right (green), of {inlier.sum()} right ones"
-    return draw_matches(image0, image1, points0[kept], points1[kept], inlier[kept], caption)
+    return draw_matches(image0, image1, points0[kept], points1[kept], inlier[kept], caption, equally=True)
 
 
 def _look_inside(

@@ -340,7 +340,7 @@ def as_json(
             "source": cameras.source,
             "K0": None if cameras.K0 is None else cameras.K0.tolist(),
             "K1": None if cameras.K1 is None else cameras.K1.tolist(),
-            "doubt": _doubt(cameras, found),
+            "doubt": found.camera_doubt,
         },
         "pose": None
         if pose is None
@@ -497,17 +497,6 @@ def short_names(paths: Sequence[Path]) -> dict[Path, str]:
         if len(set(names.values())) == len(different):
             return names
     return {path: f"{number}_{path.name}" for number, path in enumerate(different)}
-
-
-def _doubt(cameras: Cameras, found: PhotoMatches) -> str | None:
-    """Why one of the cameras hardly belongs to its photo; None if both may."""
-    from ananet.cameras import implausible
-
-    for K, features in ((cameras.K0, found.features0), (cameras.K1, found.features1)):
-        doubt = None if K is None else implausible(K, features.image_size)
-        if doubt is not None:
-            return doubt
-    return None
 
 
 def _camera_chooser(arguments: argparse.Namespace) -> Callable[[Photo, Photo], Cameras]:

@@ -161,7 +161,8 @@ def _draw_labels(pair: LabelledPair, width: int, rng: np.random.Generator) -> np
     caption = f"{pair.name}: {inlier.mean():.0%} inliers"
     images = [_photo(pair, number) for number in range(2)]
     height = int((width - GAP) / sum(image.shape[1] / image.shape[0] for image in images))
-    return draw_matches(images[0], images[1], points0[some], points1[some], inlier[some], caption, height)
+    points = points0[some], points1[some]
+    return draw_matches(images[0], images[1], *points, inlier[some], caption, height, equally=True)
 
 
 def _photo(pair: LabelledPair, number: int) -> np.ndarray:

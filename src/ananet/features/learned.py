@@ -27,7 +27,7 @@ from ananet.checks import check_whole_number
 from ananet.errors import InputError
 from ananet.features.base import Detector, Features
 from ananet.files import is_file
-from ananet.images import resize
+from ananet.images import reduce
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +90,7 @@ class LearnedDetector(Detector):
 
     def extract(self, image: np.ndarray) -> Features:
         height, width = image.shape[:2]
-        if self.longest_side is not None and max(height, width) > self.longest_side:
-            pixels, to_pixels = resize(image, self.longest_side / max(height, width))
-        else:
-            pixels, to_pixels = image, np.eye(3)
+        pixels, to_pixels = reduce(image, self.longest_side)
         with torch.inference_mode():
             points, descriptors, scores = self.find(self._as_tensor(pixels), (pixels.shape[1], pixels.shape[0]))
             order = scores.argsort(descending=True, stable=True)[: self.max_keypoints]

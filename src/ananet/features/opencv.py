@@ -13,7 +13,7 @@ import numpy as np
 from ananet.checks import check_positive, check_whole_number
 from ananet.defaults import MAX_KEYPOINTS
 from ananet.features.base import Detector, Features
-from ananet.images import resize
+from ananet.images import reduce
 
 # SIFT needs about 180 bytes per pixel. Images above this size are processed one at a time, to save memory.
 LARGE_IMAGE = 4_000_000
@@ -37,10 +37,7 @@ class OpenCVDetector(Detector):
     def extract(self, image: np.ndarray) -> Features:
         grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if image.ndim == 3 else image
         size = (grey.shape[1], grey.shape[0])
-        scale, to_pixels = 1.0, np.eye(3)
-        if self.longest_side is not None and max(size) > self.longest_side:
-            scale = self.longest_side / max(size)
-            grey, to_pixels = resize(grey, scale)
+        grey, to_pixels = reduce(grey, self.longest_side)
         extractor = self.create()
         # OpenCV fails on a single row of pixels.
         with _large_image if grey.size > LARGE_IMAGE else nullcontext():
@@ -61,7 +58,7 @@ class OpenCVDetector(Detector):
             points.astype(np.float32),
             descriptors,
             size,
-            np.array([keypoint.size / scale for keypoint in keypoints], np.float32)[strongest],
+            np.array([keypoint.size / to_pixels[0, 0] for keypoint in keypoints], np.float32)[strongest],
             np.radians(np.array([keypoint.angle for keypoint in keypoints], np.float32)[strongest]),
             response[strongest],
         )

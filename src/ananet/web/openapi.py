@@ -54,13 +54,13 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     429: {"description": "Too many requests at a time", **_ERROR},
     504: {"description": "It took too long", **_ERROR},
 }
-_PRUNED = _described(
-    ["pruner", "threshold", "mask", "scores"],
-    pruner="that gave the scores",
-    threshold="the score above which a match is kept",
-    mask="[N] which matches to keep",
-    scores="[N] how likely each match is right",
-)
+_ANSWER = {
+    "pruner": "that gave the scores",
+    "threshold": "the score above which a match is kept",
+    "mask": "[N] which matches to keep",
+    "scores": "[N] how likely each match is right",
+}
+_PRUNED = _described(list(_ANSWER), **_ANSWER)
 PRUNED = ERRORS | {200: {"description": "Mask and scores", "content": {JSON: {"schema": _PRUNED}}}}
 PRUNE = {
     "requestBody": {"required": True, "content": {kind: {"schema": _MATCHES} for kind in (JSON, NPZ)}},
@@ -70,13 +70,10 @@ _MATCHED = _described(
     [],
     photos="name, width, height and number of keypoints of each photo",
     detector="that found the keypoints",
-    pruner="that gave the scores",
-    threshold="the score above which a match is kept",
+    **_ANSWER,
     kept="the number of kept matches",
     points0="[N x 2] pixels (x, y) in the first photo, upright as it was sent",
     points1="[N x 2] pixels in the second photo",
-    mask="[N] which matches to keep",
-    scores="[N] how likely each match is right",
     ratio="[N] distance to the nearest over that to the second nearest descriptor",
     mutual="[N] whether the match is nearest in both directions",
     sizes0="[N] diameters of the keypoints in the first photo, or null",

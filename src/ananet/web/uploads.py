@@ -17,7 +17,7 @@ from ananet.cameras import camera_matrix, centred_camera
 from ananet.checks import check_positive
 from ananet.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.images import exif_focal, resize, scan_jpeg
+from ananet.images import exif_focal, reduce, scan_jpeg
 from ananet.stored_matches import OPTIONAL, REQUIRED, entries_of, read_array
 from ananet.web.limits import Limits
 
@@ -128,8 +128,7 @@ def read_photo(name: str, data: bytes, limits: Limits) -> Photo:
     if pixels is None:
         raise InputError(f"{name}: expected a photo, got a damaged or incomplete file")
     height, width = pixels.shape[:2]
-    scale = limits.longest_side / max(width, height)
-    reduced, scaling = resize(pixels, scale) if scale < 1 else (pixels, np.eye(3))
+    reduced, scaling = reduce(pixels, limits.longest_side)
     return Photo(name, reduced, scaling, (width, height), exif_focal(data))
 
 
