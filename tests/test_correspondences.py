@@ -244,7 +244,7 @@ def test_what_was_checked_is_not_checked_again(full, monkeypatch):
     def fail(*_):
         raise AssertionError("checked again")
 
-    monkeypatch.setattr(correspondences, "_finite", fail)
+    monkeypatch.setattr(correspondences, "_check_finite", fail)
     monkeypatch.setattr(Correspondences, "__init__", fail)
     assert len(full[1:4]) == len(full[[1, 2, 3]]) == 3
     assert len(full.to("cpu")) == 6
@@ -331,3 +331,25 @@ def test_unsigned_numbers_that_would_become_negative():
         Correspondences([[1, 2]], [[1, 2]], indices=points)
     assert Correspondences(points - np.uint64(1), points - np.uint64(1)).points0[0, 0] == 2.0**63
     assert Correspondences(torch.from_numpy(points), torch.from_numpy(points)).points0[0, 0] == 2.0**63
+
+
+def test_values_on_the_host_are_checked_in_any_case():
+    assert Correspondences.unchecked(points(3), points(3), K0=K, K1=K).values_are_checked
+    for given in (points(3), torch.from_numpy(points(3))):
+        given[1] = np.nan
+        with pytest.raises(InputError, match=r"points0: expected finite numbers, .* \(first: row 1\)"):
+            Correspondences.unchecked(given, points(3))
+    with pytest.raises(TypeError, match="colour"):
+        Correspondences.unchecked(points(3), points(3), colour=1)
+
+
+def test_values_can_be_checked_later():
+    later = object.__new__(Correspondences)
+    wrong = torch.tensor([[1.0, np.inf]])
+    later._take(wrong, wrong, *[None] * 12)
+    assert not later.values_are_checked and not later.changed(points1=wrong).values_are_checked
+    with pytest.raises(InputError, match="points0: expected finite numbers"):
+        later.check_values()
+    good = later.changed(points0=torch.ones(1, 2), points1=torch.ones(1, 2))
+    good.check_values()
+    assert good.values_are_checked

@@ -31,13 +31,12 @@ def doubt_conflicting(logits: Tensor, matches: Tensor, odds: float, mask: Tensor
     """
     if odds == 1:
         return logits
-    # Logits stay finite even where the odds are not.
-    doubt = min(math.log(odds), 100.0)
-    ranking = logits if mask is None else logits.masked_fill(~mask, -math.inf)
+    doubt = doubt_at(odds)
     if choose_backend(logits.device) == "fused":
         from ananet.fused_conflicts import lower_conflicting
 
-        return lower_conflicting(logits, ranking, matches, APART, doubt)
+        return lower_conflicting(logits, matches, APART, doubt, mask)
+    ranking = logits if mask is None else logits.masked_fill(~mask, -math.inf)
     order = ranking.argsort(dim=1, descending=True, stable=True)
     rank = order.argsort(dim=1)
     first, second = matches[..., :2], matches[..., 2:4]
@@ -49,6 +48,11 @@ def doubt_conflicting(logits: Tensor, matches: Tensor, odds: float, mask: Tensor
         distance = (there - there.gather(1, best[..., None].expand_as(there))).norm(dim=-1)
         outdone |= distance > APART
     return torch.where(outdone, logits - doubt, logits)
+
+
+def doubt_at(odds: float) -> float:
+    """What logits lose: they stay finite even where the odds are not."""
+    return min(math.log(odds), 100.0)
 
 
 def _same_points(points: Tensor) -> Tensor:

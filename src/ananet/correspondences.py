@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.cameras import FOCAL_GUESS, calibrate, mean_focal, scale_by_size
+from ananet.cameras import FOCAL_GUESS, calibrate, scale_by_size
 from ananet.errors import InputError
 
 # What the arguments may be: numpy arrays, torch tensors or nested lists.
@@ -24,6 +24,11 @@ Size = tuple[float, float] | Array
 PER_MATCH = (
     "points0", "points1", "ratio", "mutual", "scores", "sizes0", "sizes1", "angles0", "angles1", "indices",
 )  # fmt: skip
+# What a constructor takes beside the points, in its order.
+_ARGUMENTS = (
+    "K0", "K1", "size0", "size1", "ratio", "mutual", "scores", "sizes0", "sizes1", "angles0", "angles1", "indices",
+)  # fmt: skip
+_READ_BY_NETWORKS = set(_ARGUMENTS) - {"scores", "indices"}
 
 
 class Correspondences:
@@ -67,6 +72,7 @@ class Correspondences:
     indices: Tensor | None
     # Answers come back as what the points came as.
     given_as_numpy: bool
+    values_are_checked: bool
 
     def __init__(
         self,
@@ -86,6 +92,44 @@ class Correspondences:
         angles1: Array | None = None,
         indices: Array | None = None,
     ) -> None:
+        self._take(
+            points0, points1, K0, K1, size0, size1, ratio, mutual, scores, sizes0, sizes1, angles0, angles1, indices
+        )
+        self.check_values()
+
+    @classmethod
+    def unchecked(cls, points0: Array, points1: Array, **given: Any) -> Correspondences:
+        """The same, but values on a GPU are not looked at yet, since that waits for the device.
+
+        Shapes and types are checked. Whoever takes such matches calls `check_values`, or finds out and then calls it.
+        """
+        on_gpu = isinstance(points0, Tensor) and points0.device.type != "cpu"
+        # No network reads these.
+        if not on_gpu or given.keys() - _READ_BY_NETWORKS:
+            return cls(points0, points1, **given)
+        pair = object.__new__(cls)
+        pair._take(points0, points1, *(given.get(name) for name in _ARGUMENTS))
+        return pair
+
+    def _take(
+        self,
+        points0: Array,
+        points1: Array,
+        K0: Array | None,
+        K1: Array | None,
+        size0: Size | None,
+        size1: Size | None,
+        ratio: Array | None,
+        mutual: Array | None,
+        scores: Array | None,
+        sizes0: Array | None,
+        sizes1: Array | None,
+        angles0: Array | None,
+        angles1: Array | None,
+        indices: Array | None,
+    ) -> None:
+        """Everything but a look at the values."""
+        self.values_are_checked = False
         self.given_as_numpy = not isinstance(points0, Tensor)
         self.points0 = _points("points0", points0)
         self.points1 = _points("points1", points1)
@@ -111,22 +155,32 @@ class Correspondences:
         self.size1 = None if size1 is None else _size("size1", size1)
 
         self.ratio = self._per_match("ratio", ratio)
+        self.mutual = None if mutual is None else self._flags("mutual", mutual)
+        self.scores = self._per_match("scores", scores)
+        self.sizes0, self.sizes1 = self._per_match("sizes0", sizes0), self._per_match("sizes1", sizes1)
+        self.angles0, self.angles1 = self._per_match("angles0", angles0), self._per_match("angles1", angles1)
+        self.indices = None if indices is None else self._keypoints("indices", indices)
+
+    def check_values(self) -> None:
+        """Raises for values that no match has. On a GPU this waits for the device."""
+        for name in ("points0", "points1"):
+            _check_finite(name, getattr(self, name))
+        for name, K in (("K0", self.K0), ("K1", self.K1)):
+            if K is not None:
+                _check_camera(name, K)
+        for name in ("ratio", "scores", "sizes0", "sizes1", "angles0", "angles1"):
+            if (values := getattr(self, name)) is not None:
+                _check_finite(name, values)
         if self.ratio is not None and ((self.ratio < 0) | (self.ratio > 1)).any():
             raise InputError(
                 f"ratio: expected values in [0, 1], got {float(self.ratio.min()):g} to {float(self.ratio.max()):g}"
             )
-        self.mutual = self._per_match("mutual", mutual)
-        if self.mutual is not None:
-            if ((self.mutual != 0) & (self.mutual != 1)).any():
-                raise InputError("mutual: expected True/False or 0/1, got other values")
-            self.mutual = self.mutual.bool()
-        self.scores = self._per_match("scores", scores)
-        self.sizes0, self.sizes1 = self._per_match("sizes0", sizes0), self._per_match("sizes1", sizes1)
         for name, sizes in (("sizes0", self.sizes0), ("sizes1", self.sizes1)):
             if sizes is not None and (sizes <= 0).any():
                 raise InputError(f"{name}: expected positive numbers of pixels, got {float(sizes.min()):g}")
-        self.angles0, self.angles1 = self._per_match("angles0", angles0), self._per_match("angles1", angles1)
-        self.indices = None if indices is None else self._keypoints("indices", indices)
+        if self.indices is not None and (self.indices < 0).any():
+            raise InputError("indices: expected whole numbers of at least 0, got others")
+        self.values_are_checked = True
 
     def _per_match(self, name: str, values: Array | None) -> Tensor | None:
         if values is None:
@@ -134,7 +188,18 @@ class Correspondences:
         tensor = _real(name, _tensor(name, values)).to(self.points0.device, torch.float32)
         if tensor.shape != (len(self),):
             raise InputError(f"{name}: expected shape ({len(self)},), got {tuple(tensor.shape)}")
-        return _finite(name, tensor)
+        return tensor
+
+    def _flags(self, name: str, values: Array) -> Tensor:
+        given = _tensor(name, values)
+        if given.dtype == torch.bool and given.shape == (len(self),):
+            return given.to(self.points0.device)
+        tensor = self._per_match(name, given)
+        assert tensor is not None
+        _check_finite(name, tensor)
+        if ((tensor != 0) & (tensor != 1)).any():
+            raise InputError(f"{name}: expected True/False or 0/1, got other values")
+        return tensor.bool()
 
     def _keypoints(self, name: str, values: Array) -> Tensor:
         tensor = _tensor(name, values)
@@ -143,8 +208,7 @@ class Correspondences:
         if tensor.shape != (len(self), 2):
             raise InputError(f"{name}: expected shape ({len(self)}, 2), got {tuple(tensor.shape)}")
         whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
-        # Torch compares few unsigned kinds, so only after the conversion.
-        if not whole or (tensor.long() < 0).any():
+        if not whole:
             raise InputError(f"{name}: expected whole numbers of at least 0, got others")
         return tensor.to(self.points0.device, torch.int64)
 
@@ -165,27 +229,32 @@ class Correspondences:
         """[N x 4] rows (x0, y0, x1, y1): `K^-1 p` if calibrated, otherwise scaled by the image size."""
         if self.K0 is not None and self.K1 is not None:
             return torch.cat([calibrate(self.points0, self.K0), calibrate(self.points1, self.K1)], dim=1)
-        if self.size0 is not None and self.size1 is not None:
-            return torch.cat(
-                [
-                    scale_by_size(points, points.new_tensor(size))
-                    for points, size in ((self.points0, self.size0), (self.points1, self.size1))
-                ],
-                dim=1,
-            )
-        raise InputError("expected camera matrices (K0, K1) or image sizes (size0, size1), got neither")
+        size0, size1 = self.sizes_for_cameras()
+        return torch.cat(
+            [
+                scale_by_size(points, points.new_tensor(size))
+                for points, size in ((self.points0, size0), (self.points1, size1))
+            ],
+            dim=1,
+        )
+
+    def sizes_for_cameras(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Sizes of both images, where they have to do for camera matrices."""
+        if self.size0 is None or self.size1 is None:
+            raise InputError("expected camera matrices (K0, K1) or image sizes (size0, size1), got neither")
+        return self.size0, self.size1
 
     def normalized_sizes(self) -> Tensor | None:
         """[N x 2] keypoint sizes in the scale of `normalized`, or None where they are not known."""
         if self.sizes0 is None or self.sizes1 is None:
             return None
+        focals: list[Any]
         if self.K0 is not None and self.K1 is not None:
-            focal0, focal1 = mean_focal(self.K0, self.K0), mean_focal(self.K1, self.K1)
-        elif self.size0 is not None and self.size1 is not None:
-            focal0, focal1 = FOCAL_GUESS * max(self.size0), FOCAL_GUESS * max(self.size1)
+            # The mean of two tensors, not of two numbers, which would wait for a device.
+            focals = [(K[0, 0] + K[1, 1]) / 2 for K in (self.K0, self.K1)]
         else:
-            raise InputError("expected camera matrices (K0, K1) or image sizes (size0, size1), got neither")
-        return torch.stack([self.sizes0 / focal0, self.sizes1 / focal1], dim=1)
+            focals = [FOCAL_GUESS * max(size) for size in self.sizes_for_cameras()]
+        return torch.stack([self.sizes0 / focals[0], self.sizes1 / focals[1]], dim=1)
 
     def angles(self) -> Tensor | None:
         """[N x 2] keypoint orientations in both images, or None where they are not known."""
@@ -229,7 +298,10 @@ class Correspondences:
 
     def with_scores(self, scores: Array) -> Correspondences:
         """The same matches with scores, such as a pruner's, for estimators that sample the best ones first."""
-        return self.changed(scores=self._per_match("scores", scores))
+        values = self._per_match("scores", scores)
+        if values is not None:
+            _check_finite("scores", values)
+        return self.changed(scores=values)
 
     def to(self, device: str | torch.device) -> Correspondences:
         """The same matches on another device."""
@@ -253,12 +325,13 @@ def _tensor(name: str, values: Array) -> Tensor:
     if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
         raise InputError(f"{name}: expected an array without gaps, got a masked one; leave out the masked matches")
     try:
-        array = np.array(values)
+        array = np.asarray(values)
         # Torch knows neither foreign byte orders nor long doubles, and little of unsigned numbers.
         if array.dtype.kind == "u" and array.size and array.max() >= 2**63:
             raise InputError(f"{name}: expected numbers below 2**63, got {array.max()}")
         common = {"f": np.float64 if array.itemsize > 4 else np.float32, "i": np.int64, "u": np.int64}
-        return torch.from_numpy(array.astype(common.get(array.dtype.kind, array.dtype)))
+        # A copy, so that nobody changes what was checked.
+        return torch.from_numpy(np.array(array, common.get(array.dtype.kind, array.dtype), order="C", copy=True))
     except InputError:
         raise
     except (TypeError, ValueError) as error:
@@ -271,16 +344,17 @@ def _real(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _finite(name: str, tensor: Tensor) -> Tensor:
-    bad = ~torch.isfinite(tensor)
-    if bad.any():
-        rows = bad.reshape(len(tensor), -1).any(dim=1)
-        first = int(rows.nonzero()[0, 0])
-        raise InputError(
-            f"{name}: expected finite numbers, got NaN or infinity in {int(rows.sum())} of "
-            f"{len(tensor)} rows (first: row {first})"
-        )
-    return tensor
+def _check_finite(name: str, tensor: Tensor) -> None:
+    # numpy takes a fifth of torch's time for arrays of this size.
+    finite = np.isfinite(tensor.numpy(force=True)) if tensor.device.type == "cpu" else torch.isfinite(tensor)
+    if finite.all():
+        return
+    rows = (~torch.as_tensor(finite)).reshape(len(tensor), -1).any(dim=1)
+    first = int(rows.nonzero()[0, 0])
+    raise InputError(
+        f"{name}: expected finite numbers, got NaN or infinity in {int(rows.sum())} of "
+        f"{len(tensor)} rows (first: row {first})"
+    )
 
 
 def _points(name: str, values: Array) -> Tensor:
@@ -291,20 +365,25 @@ def _points(name: str, values: Array) -> Tensor:
         raise InputError(f"{name}: expected shape (N, 2), got {tuple(tensor.shape)}")
     if _real(name, tensor).dtype == torch.bool:
         raise InputError(f"{name}: expected real numbers, got {tensor.dtype}")
-    return _finite(name, tensor if tensor.dtype == torch.float64 else tensor.float())
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _camera(name: str, values: Array, like: Tensor) -> Tensor:
     K = _real(name, _tensor(name, values))
     if K.shape != (3, 3):
         raise InputError(f"{name}: expected shape (3, 3), got {tuple(K.shape)}")
-    K = _finite(name, K.to(like.device, like.dtype))
-    if K[0, 0] <= 0 or K[1, 1] <= 0:
-        raise InputError(f"{name}: expected positive focal lengths, got fx={float(K[0, 0]):g}, fy={float(K[1, 1]):g}")
-    expected = torch.tensor([0.0, 0.0, 1.0], dtype=K.dtype, device=K.device)
-    if not torch.equal(K[2], expected) or K[1, 0] != 0:
-        raise InputError(f"{name}: expected [[fx, s, cx], [0, fy, cy], [0, 0, 1]], got {K.tolist()}")
-    return K
+    # Without waiting for a GPU to have them: nobody changes the copy that is on its way.
+    return K.to(like.device, like.dtype, non_blocking=K.device.type == "cpu")
+
+
+def _check_camera(name: str, K: Tensor) -> None:
+    _check_finite(name, K)
+    rows = K.tolist()
+    (fx, _, _), (below, fy, _), last = rows
+    if fx <= 0 or fy <= 0:
+        raise InputError(f"{name}: expected positive focal lengths, got fx={fx:g}, fy={fy:g}")
+    if last != [0.0, 0.0, 1.0] or below != 0:
+        raise InputError(f"{name}: expected [[fx, s, cx], [0, fy, cy], [0, 0, 1]], got {rows}")
 
 
 def _size(name: str, values: Size) -> tuple[float, float]:

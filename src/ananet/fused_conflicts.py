@@ -1,7 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""`doubt_conflicting` in one Triton kernel: on a GPU its thirty small ones took longer than the network.
+"""`doubt_conflicting` in two Triton kernels: a hash table of points at either end finds the best match of each.
 
-Every match looks at all others: far less work than one head's attention, and no sorting.
+A point takes the first free place from where its hash points on. Next to it stands the best match so far: logit and
+number in one integer, so that the largest of all is the highest logit, and of equals the first.
 """
 
 import torch
@@ -9,76 +10,107 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Matches of a program, and those it looks at together.
-ROWS, COLUMNS = 32, 64
+# Matches of a program, one a thread.
+BLOCK = 128
+# No point of finite coordinates has these bits, so that 0 can stand for a free place.
+UNUSED: tl.constexpr = tl.constexpr(0x7FFFFFFF7FFFFFFF)
 
 
-def lower_conflicting(logits: Tensor, ranking: Tensor, matches: Tensor, apart: float, doubt: float) -> Tensor:
+def lower_conflicting(
+    logits: Tensor,
+    matches: Tensor,
+    apart: float,
+    doubt: float,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> Tensor:
     """[B x N] logits less the doubt at every match that lies apart from the best at one of its ends.
 
     Args:
-        ranking: [B x N] logits, minus infinity at what conflicts with nothing.
         matches: [B x N x 4 or more].
+        mask: [B x N] True where a match is real; None if all are.
+        lengths: [B] how many are real, the first ones; None if all are. The others are left as they are.
     """
     batch, length, channels = matches.shape
     doubted = logits.contiguous().clone()
-    if doubted.numel():
-        with torch.cuda.device_of(doubted):
-            _lower_conflicting[(triton.cdiv(length, ROWS), batch)](
-                doubted, ranking.contiguous(), matches.float().contiguous(), length, apart, doubt,
-                CHANNELS=channels, ROWS=ROWS, COLUMNS=COLUMNS,
-            )  # fmt: skip
+    if doubted.numel() == 0:
+        return doubted
+    matches = matches.float().contiguous()
+    mask = None if mask is None else mask.contiguous()
+    places = 2 * triton.next_power_of_2(length)
+    # Points, and what is best there, of both ends.
+    points, best = torch.zeros(2, batch, 2, places, dtype=torch.int64, device=logits.device)
+    found = torch.empty(batch, 2, length, dtype=torch.int32, device=logits.device)
+    blocks = triton.cdiv(length, BLOCK)
+    with torch.cuda.device_of(doubted):
+        _find_best[(blocks, batch, 2)](
+            doubted, matches, mask, lengths, points, best, found, length, places, CHANNELS=channels, BLOCK=BLOCK
+        )
+        _lower[(blocks, batch)](
+            doubted, matches, best, found, length, places, apart, doubt, CHANNELS=channels, BLOCK=BLOCK
+        )
     return doubted
 
 
 @triton.jit
-def _lower_conflicting(
-    DOUBTED, RANKING, MATCHES, N, apart, doubt,
-    CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+def _find_best(
+    LOGITS, MATCHES, MASK, LENGTHS, POINTS, BEST, FOUND, N, places, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
+):
     pair = tl.program_id(1).to(tl.int64)
-    DOUBTED += pair * N
-    RANKING += pair * N
-    MATCHES += pair * N * CHANNELS
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    end = tl.program_id(2)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < N
-    x0 = tl.load(MATCHES + row * CHANNELS, mask=inside, other=0.0)
-    y0 = tl.load(MATCHES + row * CHANNELS + 1, mask=inside, other=0.0)
-    x1 = tl.load(MATCHES + row * CHANNELS + 2, mask=inside, other=0.0)
-    y1 = tl.load(MATCHES + row * CHANNELS + 3, mask=inside, other=0.0)
-    # The best match from here, the best that ends there: itself until a better one is found.
-    best_from, best_to = row, row
-    rank_from = tl.full([ROWS], float("-inf"), tl.float32)
-    rank_to = tl.full([ROWS], float("-inf"), tl.float32)
-    for start in range(0, N, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        within = column < N
-        rank = tl.load(RANKING + column, mask=within, other=float("-inf"))
-        u0 = tl.load(MATCHES + column * CHANNELS, mask=within, other=0.0)
-        v0 = tl.load(MATCHES + column * CHANNELS + 1, mask=within, other=0.0)
-        u1 = tl.load(MATCHES + column * CHANNELS + 2, mask=within, other=0.0)
-        v1 = tl.load(MATCHES + column * CHANNELS + 3, mask=within, other=0.0)
-        best_from, rank_from = _better(best_from, rank_from, x0, y0, u0, v0, rank, column, N)
-        best_to, rank_to = _better(best_to, rank_to, x1, y1, u1, v1, rank, column, N)
-    far = _apart(x1, y1, MATCHES + best_from * CHANNELS + 2, inside, apart)
-    far |= _apart(x0, y0, MATCHES + best_to * CHANNELS, inside, apart)
-    logits = tl.load(DOUBTED + row, mask=inside, other=0.0)
-    tl.store(DOUBTED + row, tl.where(far, logits - doubt, logits), mask=inside)
+    real = inside
+    if LENGTHS is not None:
+        real &= row < tl.load(LENGTHS + pair)
+    if MASK is not None:
+        real &= tl.load(MASK + pair * N + row, mask=inside, other=0) != 0
+    pointers = MATCHES + (pair * N + row) * CHANNELS + end * 2
+    x = _bits(tl.load(pointers, mask=real, other=0.0))
+    y = _bits(tl.load(pointers + 1, mask=real, other=0.0))
+    key = ((x.to(tl.int64) << 32) | (y.to(tl.int64) & 0xFFFFFFFF)) ^ UNUSED
+    mixed = x.to(tl.uint32, bitcast=True) * 0x9E3779B1 + y.to(tl.uint32, bitcast=True)
+    mixed = (mixed ^ (mixed >> 15)) * 0x85EBCA77
+    mixed = (mixed ^ (mixed >> 13)) * 0xC2B2AE3D
+    place = (mixed ^ (mixed >> 16)).to(tl.int32, bitcast=True) & (places - 1)
+    POINTS += (pair * 2 + end) * places
+    BEST += (pair * 2 + end) * places
+    # Nobody writes a 1, so those who are not real find no free place and change nothing.
+    free = tl.where(real, 0, 1).to(tl.int64)
+    searching = real
+    left = tl.sum(searching.to(tl.int32))
+    while left > 0:
+        there = tl.atomic_cas(POINTS + place, free, key, sem="relaxed")
+        searching = searching & (there != 0) & (there != key)
+        place = tl.where(searching, (place + 1) & (places - 1), place)
+        left = tl.sum(searching.to(tl.int32))
+    logit = _bits(tl.load(LOGITS + pair * N + row, mask=real, other=0.0))
+    # Negative floats rise as their bits fall.
+    rank = (logit ^ ((logit >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
+    tl.atomic_max(BEST + place, (rank << 31) | (0x7FFFFFFF - row).to(tl.int64), mask=real, sem="relaxed")
+    tl.store(FOUND + (pair * 2 + end) * N + row, tl.where(real, place, -1), mask=inside)
 
 
 @triton.jit
-def _better(best, best_rank, x, y, u, v, rank, column, N):
-    """Which match at the same point ranks highest so far, the first of equals, and its rank."""
-    shared = (x[:, None] == u[None, :]) & (y[:, None] == v[None, :])
-    candidates = tl.where(shared, rank[None, :], float("-inf"))
-    highest = tl.max(candidates, 1)
-    first = tl.min(tl.where(candidates == highest[:, None], column[None, :], N), 1)
-    better = highest > best_rank
-    return tl.where(better, first, best), tl.where(better, highest, best_rank)
+def _lower(DOUBTED, MATCHES, BEST, FOUND, N, places, apart, doubt, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
+    pair = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    MATCHES += pair * N * CHANNELS
+    far = row < 0
+    for end in tl.static_range(2):
+        place = tl.load(FOUND + (pair * 2 + end) * N + row, mask=row < N, other=-1)
+        real = place >= 0
+        best = 0x7FFFFFFF - (tl.load(BEST + (pair * 2 + end) * places + place, mask=real, other=0) & 0x7FFFFFFF)
+        mine, other = MATCHES + row * CHANNELS + 2 * (1 - end), MATCHES + best * CHANNELS + 2 * (1 - end)
+        dx = tl.load(mine, mask=real, other=0.0) - tl.load(other, mask=real, other=0.0)
+        dy = tl.load(mine + 1, mask=real, other=0.0) - tl.load(other + 1, mask=real, other=0.0)
+        far = far | (real & (tl.sqrt(dx * dx + dy * dy) > apart))
+    logits = tl.load(DOUBTED + pair * N + row, mask=far, other=0.0)
+    tl.store(DOUBTED + pair * N + row, logits - doubt, mask=far)
 
 
 @triton.jit
-def _apart(x, y, other, inside, apart):
-    dx = x - tl.load(other, mask=inside, other=0.0)
-    dy = y - tl.load(other + 1, mask=inside, other=0.0)
-    return tl.sqrt(dx * dx + dy * dy) > apart
+def _bits(x):
+    """Of a float32, the same for numbers that are equal: there are two zeros, and many that are none."""
+    x = tl.where(x == 0.0, 0.0, x)
+    return tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)

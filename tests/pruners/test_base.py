@@ -149,3 +149,8 @@ def test_things_with_and_without_matches_are_streamed():
         [3, 3],
         [4, 4],
     ]
+
+
+def test_there_is_nothing_to_warm_up_on_a_cpu():
+    for name in ("ratio", "ananet-small", "auto", "mutual+ananet-small"):
+        load(name, device="cpu").warm_up([100], progress=lambda done, steps: pytest.fail("nothing to do"))

@@ -109,10 +109,11 @@ def attend(
     log_sum: Tensor,
     lengths: Tensor | None,
     mask: Tensor | None,
+    filled: int | None = None,
 ) -> None:
-    """Write the attention output and the row log-sums: the pass along rows."""
+    """Write the attention output and the row log-sums: the pass along rows. `filled` as for `tile_for`."""
     batch, heads, length, width = query.shape
-    tile = tile_for("attend", query)
+    tile = tile_for("attend", query, filled)
     _attend[(triton.cdiv(length, tile.rows), batch * heads)](
         query, key, key if value is None else value, output, log_sum, lengths, mask,
         *_strides(query), *_strides(key), *_strides(key if value is None else value), *_strides(output),
@@ -123,11 +124,17 @@ def attend(
 
 
 def sum_columns(
-    query: Tensor, key: Tensor, log_sum: Tensor, columns: Tensor, lengths: Tensor | None, mask: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    log_sum: Tensor,
+    columns: Tensor,
+    lengths: Tensor | None,
+    mask: Tensor | None,
+    filled: int | None = None,
 ) -> None:
-    """Write the column moments: the pass down columns."""
+    """Write the column moments: the pass down columns. `filled` as for `tile_for`."""
     batch, heads, length, width = query.shape
-    tile = tile_for("sum_columns", query)
+    tile = tile_for("sum_columns", query, filled)
     _sum_columns[(triton.cdiv(length, tile.keys), batch * heads)](
         query, key, log_sum, columns, lengths, mask,
         *_strides(query), *_strides(key), columns[:1].numel(), 1 / math.sqrt(width),
@@ -163,11 +170,13 @@ TILES: dict[str, dict[str, Tile]] = {
 FEW_ROWS = 16_384
 
 
-def tile_for(kernel: str, query: Tensor) -> Tile:
+def tile_for(kernel: str, query: Tensor, filled: int | None = None) -> Tile:
+    """The best tile for these maps; for so many matches in all pairs together where that is given."""
     batch, heads, length, width = query.shape
     if query.dtype == torch.float32 or width > 64:
         return TILES[kernel]["single"]
-    return TILES[kernel]["few" if batch * heads * length < FEW_ROWS else "half"]
+    matches = batch * length if filled is None else filled
+    return TILES[kernel]["few" if matches * heads < FEW_ROWS else "half"]
 
 
 def _cut(query: Tensor) -> dict[str, object]:

@@ -25,6 +25,8 @@ _home_process = os.getpid()
 LARGEST_DISTANCE = 1e6
 # On a GPU `stream` batches pairs up to so many matches or so many pairs.
 STREAMED_MATCHES, STREAMED_PAIRS = 262_144, 1024
+# What `warm_up` prepares for unless told otherwise: the usual number of keypoints.
+USUAL_MATCHES = (2048,)
 # Classical pruners express how clearly a match passed or failed as a logit within these limits.
 LARGEST_LOGIT = 10.0
 
@@ -92,20 +94,46 @@ class Pruner(ABC):
     def stream(self, pairs: Iterable[Correspondences]) -> Iterator[Pruned]:
         """Prune the pairs of an iterator, in order. Memory does not grow with their number.
 
-        Networks prune several pairs at once, so that some pairs are read before the first answer comes.
+        Networks prune several pairs at once, so that some pairs are read before the first answer comes. On a GPU the
+        next pairs are read while it works.
 
         >>> from ananet import load
         >>> matches = (Correspondences([[0, 0], [9, 9]], [[1, 1], [5, 5]], ratio=[0.3, r]) for r in (0.9, 0.2))
         >>> [kept.mask.tolist() for kept in load("ratio").stream(matches)]
         [[True, False], [True, True]]
         """
+        waiting: Callable[[], list[Pruned]] | None = None
         for some in _together(pairs, self.streamed_matches):
-            yield from self.batch(some)
+            started = self.start(some)
+            if waiting is not None:
+                yield from waiting()
+            waiting = started
+        if waiting is not None:
+            yield from waiting()
 
     @property
     def streamed_matches(self) -> int:
         """How many matches `stream` prunes at once: those of one pair, unless larger batches are faster."""
         return 1
+
+    def start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Pruned]]:
+        """Begin what `batch` does; what comes back waits for the answers. Without a GPU they are there already.
+
+        Args:
+            alone: whether someone waits for one pair: then a GPU takes less time for it, and rounds otherwise.
+        """
+        answers = self.batch(pairs)
+        return lambda: answers
+
+    def warm_up(  # noqa: B027
+        self, matches: Sequence[int] = USUAL_MATCHES, progress: Callable[[int, int], object] | None = None
+    ) -> None:
+        """Do now what a first call would have to wait for: on a GPU, compile kernels and record them.
+
+        Args:
+            matches: numbers of matches that will be asked for.
+            progress: called with steps done and all steps.
+        """
 
 
 def stream_items(
@@ -132,7 +160,7 @@ def as_correspondences(
     if not isinstance(points0, Correspondences):
         if points1 is None:
             raise InputError("points1: expected an array of shape (N, 2), got nothing")
-        return Correspondences(points0, points1, **given)
+        return Correspondences.unchecked(points0, points1, **given)
     if points1 is not None or given:
         raise InputError("expected either Correspondences alone or points0 and points1, got both")
     return points0
@@ -152,13 +180,15 @@ def stay_on_one_thread_if_forked() -> None:
         sys.modules["cv2"].setNumThreads(1)
 
 
-def check_pairs(pairs: Sequence[Correspondences]) -> None:
-    """What every `batch` does first."""
+def check_pairs(pairs: Sequence[Correspondences], *, values: bool = True) -> None:
+    """What every `batch` does first; one that finds wrong values by itself leaves them out."""
     stay_on_one_thread_if_forked()
     if not isinstance(pairs, Sequence):
         raise InputError(f"pairs: expected a list of Correspondences, got {type(pairs).__name__}")
     for number, pair in enumerate(pairs):
         _check_pair(number, pair)
+        if values and not pair.values_are_checked:
+            pair.check_values()
 
 
 def _check_pair(number: int, pair: object) -> None:

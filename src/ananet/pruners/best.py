@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ananet.correspondences import Correspondences
 from ananet.devices import choose_device
-from ananet.pruners.base import Pruned, Pruner, check_pairs
+from ananet.inference import Progress
+from ananet.pruners.base import USUAL_MATCHES, Pruned, Pruner, check_pairs
 from ananet.pruners.learned import CONFLICT_ODDS, THRESHOLD, LearnedPruner, check_odds, decision_at, streamed_on
 from ananet.weights import bundled_path
 
@@ -49,17 +50,30 @@ class Best(Pruner):
         return self.chosen(matches).logits(matches)
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
-        check_pairs(pairs)
-        choices = [self.chosen(pair) for pair in pairs]
-        answers: dict[int, Pruned] = {}
-        for network in dict.fromkeys(choices):
-            numbers = [number for number, choice in enumerate(choices) if choice is network]
-            answers |= zip(numbers, network.batch([pairs[number] for number in numbers]), strict=True)
-        return [answers[number] for number in range(len(pairs))]
+        return self.start(pairs, alone=True)()
 
     @property
     def streamed_matches(self) -> int:
         return streamed_on(self.device)
+
+    def start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Pruned]]:
+        check_pairs(pairs, values=False)
+        alone = alone and len(pairs) == 1
+        choices = [self.chosen(pair) for pair in pairs]
+        waiting = []
+        for network in dict.fromkeys(choices):
+            numbers = [number for number, choice in enumerate(choices) if choice is network]
+            waiting.append((numbers, network.start([pairs[number] for number in numbers], alone=alone)))
+
+        def wait() -> list[Pruned]:
+            answers = {n: answer for numbers, found in waiting for n, answer in zip(numbers, found(), strict=True)}
+            return [answers[number] for number in range(len(pairs))]
+
+        return wait
+
+    def warm_up(self, matches: Sequence[int] = USUAL_MATCHES, progress: Progress | None = None) -> None:
+        for network in self.networks:
+            network.warm_up(matches, progress)
 
     def _network(self, name: str) -> LearnedPruner:
         if name not in self._loaded:

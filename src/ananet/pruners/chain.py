@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ananet.correspondences import Correspondences
-from ananet.pruners.base import Pruned, Pruner, answer, check_pairs
+from ananet.inference import Progress
+from ananet.pruners.base import USUAL_MATCHES, Pruned, Pruner, answer, check_pairs
 
 
 class Chain(Pruner):
@@ -27,6 +28,10 @@ class Chain(Pruner):
     @property
     def streamed_matches(self) -> int:
         return max(pruner.streamed_matches for pruner in self.pruners)
+
+    def warm_up(self, matches: Sequence[int] = USUAL_MATCHES, progress: Progress | None = None) -> None:
+        for pruner in self.pruners:
+            pruner.warm_up(matches, progress)
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         check_pairs(pairs)

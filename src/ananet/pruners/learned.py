@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,14 +16,14 @@ from ananet.correspondences import Correspondences
 from ananet.devices import choose_device
 from ananet.errors import InputError
 from ananet.inference import Progress, engine_for
+from ananet.inference.ananet.fused import FusedANANet
+from ananet.inference.calls import MATCHES_AT_ONCE, DeviceCalls
 from ananet.networks import Network, load_network
 from ananet.networks.input import network_input, within_view
-from ananet.pruners.base import LARGEST_LOGIT, STREAMED_MATCHES, Pruned, Pruner, answer, check_pairs
+from ananet.pruners.base import LARGEST_LOGIT, STREAMED_MATCHES, USUAL_MATCHES, Pruned, Pruner, answer, check_pairs
 
 # The probability above which F1 is highest, and the odds that poses gain by most, both on scenes kept out of training.
 THRESHOLD, CONFLICT_ODDS = 0.4, 30.0
-# Matches that go through the network at once, padding included: enough to fill a GPU, little enough to fit.
-MATCHES_AT_ONCE = 65_536
 # On a CPU pairs gain by company only while they are small: masks of padding take twice the time of the network alone.
 MOST_IN_COMPANY_ON_CPU = 250
 # Matches that `stream` prunes at once on a CPU: few pairs, so that progress bars move.
@@ -63,6 +63,15 @@ class LearnedPruner(Pruner):
         self.device = choose_device(device)
         self.network = network.to(self.device)
         self.engine = engine_for(network, self.device)
+        self.calls: DeviceCalls | None = None
+        """All of a call in one go, where the network has kernels of its own."""
+        if isinstance(self.engine, FusedANANet):
+            self.calls = DeviceCalls(self.engine, self.decision, self._wrong, self.conflict_odds)
+
+    @property
+    def _wrong(self) -> float:
+        """The logit of matches out of view."""
+        return min(-LARGEST_LOGIT, self.decision)
 
     @classmethod
     def from_file(
@@ -80,6 +89,42 @@ class LearnedPruner(Pruner):
         return self._logits([matches], self.progress)[0]
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
+        return self.start(pairs, alone=True)()
+
+    @property
+    def streamed_matches(self) -> int:
+        return streamed_on(self.device)
+
+    def start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Pruned]]:
+        if self.calls is None:
+            answers = self._batch(pairs)
+            return lambda: answers
+        check_pairs(pairs, values=False)
+        # Where there is nothing to score, cameras or sizes may be missing too.
+        scored = [number for number, pair in enumerate(pairs) if len(pair)]
+        alone = alone and len(pairs) == 1
+        waiting = self.calls.start([pairs[number] for number in scored], alone=alone) if scored else list
+
+        def wait() -> list[Pruned]:
+            found = dict(zip(scored, waiting(), strict=True))
+            return [
+                Pruned(*found[number], self.name) if number in found else answer(pair, pair.points0[:, 0], self)
+                for number, pair in enumerate(pairs)
+            ]
+
+        return wait
+
+    def warm_up(self, matches: Sequence[int] = USUAL_MATCHES, progress: Progress | None = None) -> None:
+        if self.calls is None:
+            return
+        shapes = self.calls.shapes_of(matches)
+        for done, shape in enumerate(shapes, start=1):
+            self.calls.record(shape)
+            if progress is not None:
+                progress(done, len(shapes))
+
+    def _batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
+        """The plain road."""
         check_pairs(pairs)
         # Where there is nothing to score, cameras or sizes may be missing too.
         empty = {number: pair for number, pair in enumerate(pairs) if len(pair) == 0}
@@ -91,10 +136,6 @@ class LearnedPruner(Pruner):
             for index, logits in zip(group, found, strict=True):
                 answers[index] = answer(pairs[index], logits, self)
         return [answers[index] for index in range(len(pairs))]
-
-    @property
-    def streamed_matches(self) -> int:
-        return streamed_on(self.device)
 
     def _progress_of_group(self, number: int, count: int) -> Progress | None:
         """What counts steps of one group among those of all."""
@@ -111,9 +152,8 @@ class LearnedPruner(Pruner):
         inputs = [network_input(pair, self.network.settings.side) for pair in pairs]
         inside = [within_view(pair, x[:, :4]) for pair, x in zip(pairs, inputs, strict=True)]
         found = self._scored([x[seen].to(self.device) for x, seen in zip(inputs, inside, strict=True)], progress)
-        wrong = min(-LARGEST_LOGIT, self.decision)
         return [
-            torch.full(seen.shape, wrong, device=self.device).masked_scatter_(seen.to(self.device), logits)
+            torch.full(seen.shape, self._wrong, device=self.device).masked_scatter_(seen.to(self.device), logits)
             for seen, logits in zip(inside, found, strict=True)
         ]
 

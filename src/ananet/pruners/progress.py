@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from ananet.inference.calls import DeviceCalls
 from ananet.pruners.base import Pruner
 from ananet.pruners.best import Best
 from ananet.pruners.chain import Chain
@@ -18,8 +19,21 @@ WORTH_A_BAR = 10_000
 
 @contextmanager
 def progress_bar(pruner: Pruner, count: int) -> Iterator[None]:
-    """Show a bar on a terminal while networks prune `count` matches on a CPU, if that takes long."""
-    shown = count > WORTH_A_BAR and sys.stderr.isatty()
+    """Show a bar on a terminal while networks prune `count` matches on a CPU, if that takes long.
+
+    On a GPU only a first call takes long, and a line says so.
+    """
+    terminal = sys.stderr.isatty()
+    before_line, DeviceCalls.tell = DeviceCalls.tell, partial(print, file=sys.stderr) if terminal else None
+    try:
+        with _bar(pruner, terminal and count > WORTH_A_BAR):
+            yield
+    finally:
+        DeviceCalls.tell = before_line
+
+
+@contextmanager
+def _bar(pruner: Pruner, shown: bool) -> Iterator[None]:
     # Only then, since a pruner that chooses among networks loads them all to be asked.
     slow = [network for network in _networks(pruner) if network.device.type == "cpu"] if shown else []
     if not slow:

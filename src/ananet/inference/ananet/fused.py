@@ -102,15 +102,20 @@ class FusedANANet:
             graph.replay()
             return graph.logits[:, :length].clone()
 
-    def run(self, matches: Tensor, lengths: Tensor) -> Tensor:
-        """Launch every kernel once: [B x N x channels] and [B] to [B x N], N a multiple of SMALLEST_BUCKET."""
+    def run(self, matches: Tensor, lengths: Tensor, filled: int | None = None) -> Tensor:
+        """Launch every kernel once: [B x N x channels] and [B] to [B x N], N a multiple of SMALLEST_BUCKET.
+
+        Args:
+            filled: how many matches kernels are tiled for; None for those that there are. Other tiles round otherwise,
+                so that a fixed number makes answers independent of what is beside them.
+        """
         from ananet.attention.fused import attend, sum_columns
         from ananet.inference.ananet import kernels
         from ananet.inference.ananet.consensus import find_distances
 
         batch, length, channels = matches.shape
         width, heads = self.settings.width, self.settings.heads
-        rows, warps = pointwise_tile(batch * length, width)
+        rows, warps = pointwise_tile(batch * length if filled is None else filled, width)
         grid = (batch * length // rows,)
         features = matches.new_empty(batch, length, width, dtype=self.dtype)
         projected = matches.new_empty(batch, length, self.projections, heads, width // heads, dtype=self.dtype)
@@ -129,9 +134,9 @@ class FusedANANet:
         )  # fmt: skip
         for number, weights in enumerate(self.blocks):
             feedback = self.feedback if number == last - 1 else None
-            attend(query, key, value, output, log_sum, lengths, None)
+            attend(query, key, value, output, log_sum, lengths, None, filled)
             if self.moments:
-                sum_columns(query, key, log_sum, columns[: self.moments], lengths, None)
+                sum_columns(query, key, log_sum, columns[: self.moments], lengths, None, filled)
             if self.cubic:
                 columns[2] = column_energy(query, key, mask, log_sum)
             kernels.merge[grid](

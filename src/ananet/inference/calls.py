@@ -1,0 +1,420 @@
+"""A pruner's whole call on a GPU: one upload of raw matches, one CUDA graph from pixels to verdicts, one download.
+
+Nothing waits for the device until an answer is asked for, so that the next matches are packed while it works. Values
+that came on the device are checked there, by the kernel that reads them anyway.
+
+The plain reference is what `LearnedPruner` does on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ananet.cameras import FOCAL_GUESS
+from ananet.conflicts import APART, doubt_at
+from ananet.correspondences import Correspondences
+from ananet.inference.ananet.fused import LARGEST_GRAPH, SMALLEST_BUCKET, FusedANANet, bucket
+from ananet.networks.input import LARGEST_MARGIN, side_channels, side_input
+
+# Matches of a batch that the network gets at once, padding included: enough to fill a GPU, little enough to fit.
+MATCHES_AT_ONCE = 65_536
+# Shapes whose CUDA graph is kept; the least recently used goes first.
+GRAPHS_KEPT = 64
+# Both camera matrices, and the view in pixels of either image; then the limits of every side number.
+CAMERA_NUMBERS = 24
+# What values side input has where it is known: finite, and so on.
+_LARGEST = float(np.finfo(np.float64).max)
+SIDE_LIMITS = {"ratio": (0.0, 1.0), "mutual": (0.0, 1.0), "size": (5e-324, _LARGEST), "angle": (-_LARGEST, _LARGEST)}
+# Matches that a program of either kernel takes at a time.
+GATHER_BLOCK, DECIDE_BLOCK = 1024, 256
+
+
+class Answer(NamedTuple):
+    """[N] each, numpy arrays or tensors as the points came."""
+
+    mask: Any
+    scores: Any
+    logits: Any
+
+
+class Shape(NamedTuple):
+    """How a graph is cut: so many pairs of so many matches at most, with the network's number of channels."""
+
+    batch: int
+    length: int
+    channels: int
+    alone: bool
+    """Whether kernels are tiled for one pair that someone waits for, or for as many as fill the GPU. Which pairs are
+    beside one then changes nothing of its answer."""
+
+    @property
+    def capacity(self) -> int:
+        return self.batch * self.length
+
+    @property
+    def camera_numbers(self) -> int:
+        return CAMERA_NUMBERS + 2 * (self.channels - 4)
+
+    @property
+    def header(self) -> int:
+        """Numbers before those of matches: cameras of all pairs, and where each begins."""
+        return (self.batch * (self.camera_numbers + 1) + 2) // 2 * 2
+
+    @property
+    def numbers(self) -> int:
+        return self.header + self.capacity * self.channels
+
+    @property
+    def flags(self) -> int:
+        """Bytes before those of the answers."""
+        return -(-4 * self.batch // 16) * 16
+
+    @property
+    def answer_bytes(self) -> int:
+        return self.flags + 9 * self.capacity
+
+    def split(self, numbers: Any) -> tuple[Any, Any, Any, Any]:
+        """Cameras [B x numbers], starts [B + 1], pixels [2 x capacity x 2] and side numbers [k x capacity]."""
+        cameras = self.batch * self.camera_numbers
+        side = self.header + 4 * self.capacity
+        whole = torch.int64 if isinstance(numbers, Tensor) else np.int64
+        return (
+            numbers[:cameras].reshape(self.batch, -1),
+            numbers[cameras : cameras + self.batch + 1].view(whole),
+            numbers[self.header : side].reshape(2, self.capacity, 2),
+            numbers[side : self.numbers].reshape(self.channels - 4, self.capacity),
+        )
+
+    def split_answer(self, answer: Any) -> tuple[Any, Any, Any, Any]:
+        """Flags [B], and logits, scores and verdicts [capacity] of what comes back."""
+        torch_or_numpy = torch if isinstance(answer, Tensor) else np
+        logits, scores, mask = (self.flags + times * self.capacity for times in (0, 4, 8))
+        return (
+            answer[: 4 * self.batch].view(torch_or_numpy.int32),
+            answer[logits:scores].view(torch_or_numpy.float32),
+            answer[scores:mask].view(torch_or_numpy.float32),
+            answer[mask : self.answer_bytes].view(torch_or_numpy.bool_ if torch_or_numpy is np else torch.bool),
+        )
+
+
+class Slot(NamedTuple):
+    """Memory of the host that the device reads and writes by itself."""
+
+    sent: Tensor
+    """float64"""
+    received: Tensor
+    """uint8"""
+    done: Any
+    """CUDA event; None without CUDA."""
+
+
+class DeviceCalls:
+    """What a pruner does, from raw matches to verdicts, in one CUDA graph for each shape.
+
+    Args:
+        engine: the network.
+        decision: the logit above which a match is kept.
+        unseen: the logit of a match out of view.
+        conflict_odds: see `ananet.conflicts`.
+    """
+
+    tell: ClassVar[Callable[[str], object] | None] = None
+    """Told what a first call waits for."""
+
+    def __init__(self, engine: FusedANANet, decision: float, unseen: float, conflict_odds: float) -> None:
+        self.engine, self.device = engine, engine.device
+        self.decision, self.unseen, self.conflict_odds = decision, unseen, conflict_odds
+        self.side = engine.settings.side
+        self.channels = 4 + side_channels(self.side)
+        self.graphs: OrderedDict[Shape, Callable[[], None]] = OrderedDict()
+        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._slots: dict[int, list[Slot]] = defaultdict(list)
+        # Graphs share their memory, so one runs at a time.
+        self._lock = threading.Lock()
+        self._last: Any = None
+        """CUDA event of the last one."""
+
+    def start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Answer]]:
+        """Send pairs, none of them empty, on their way. What comes back waits for their answers.
+
+        Args:
+            alone: whether someone waits for one pair. Its kernels are tiled otherwise than those of a batch, and round
+                otherwise in half precision.
+        """
+        for pair in pairs:
+            if not pair.values_are_checked and self._leaves_unread(pair):
+                pair.check_values()
+        groups = list(self.groups([len(pair) for pair in pairs]))
+        if alone and len(pairs) == 1:
+            groups = [([0], Shape(1, bucket(len(pairs[0])), self.channels, alone=True))]
+        with self._lock, torch.no_grad(), torch.cuda.device_of(self.engine.encoder.vectors):
+            waiting = [(group, self._send([pairs[i] for i in group], shape)) for group, shape in groups]
+
+        def answers() -> list[Answer]:
+            found = {i: answer for group, wait in waiting for i, answer in zip(group, wait(), strict=True)}
+            return [found[i] for i in range(len(pairs))]
+
+        return answers
+
+    def _leaves_unread(self, pair: Correspondences) -> bool:
+        """Whether there is something that no kernel looks at."""
+        given = {"ratio": pair.ratio, "mutual": None, "size": pair.sizes0, "angle": pair.angles0}
+        return any(values is not None and name not in self.side for name, values in given.items())
+
+    def groups(self, lengths: Sequence[int]) -> Iterator[tuple[list[int], Shape]]:
+        """Numbers of pairs that run together, and their shape: few different ones, since each has a graph."""
+        by_length: dict[int, list[int]] = defaultdict(list)
+        for number, length in enumerate(lengths):
+            by_length[padded_length(length)].append(number)
+        for length, numbers in sorted(by_length.items(), reverse=True):
+            at_once = max(1, MATCHES_AT_ONCE // length)
+            for first in range(0, len(numbers), at_once):
+                group = numbers[first : first + at_once]
+                yield group, Shape(_next_power_of_2(len(group)), length, self.channels, alone=False)
+
+    def shapes_of(self, lengths: Sequence[int]) -> list[Shape]:
+        """Of pairs of so many matches, alone and in batches that fill the GPU."""
+        found = []
+        for length in lengths:
+            found.append(Shape(1, bucket(length), self.channels, alone=True))
+            padded = padded_length(length)
+            found.append(Shape(max(1, MATCHES_AT_ONCE // padded), padded, self.channels, alone=False))
+        return list(dict.fromkeys(found))
+
+    def record(self, shape: Shape) -> None:
+        """Compile and record what runs on a shape, before it is asked for."""
+        with self._lock, torch.no_grad(), torch.cuda.device_of(self.engine.encoder.vectors):
+            incoming, outgoing = self._memory(shape)
+            incoming[: shape.header].zero_()  # no pair has any match
+            self._run(shape, incoming, outgoing)
+
+    def _send(self, pairs: Sequence[Correspondences], shape: Shape) -> Callable[[], list[Answer]]:
+        if self._last is not None:
+            self._last.wait()  # which may be on another stream
+        slot = self._slot(shape)
+        start = _pack(shape, slot.sent.numpy(), pairs, self.side)
+        on_host = [_on_host(pair) for pair in pairs]
+        sent = shape.numbers if any(on_host) else shape.header
+        incoming, outgoing = self._memory(shape)
+        incoming[:sent].copy_(slot.sent[:sent], non_blocking=True)
+        if not all(on_host):
+            _pack_on_device(shape, incoming, pairs, start, self.side)
+        self._run(shape, incoming, outgoing)
+        on_device = None if all(on_host) else outgoing[: shape.answer_bytes].clone()
+        received = shape.answer_bytes if any(on_host) else shape.flags
+        slot.received[:received].copy_(outgoing[:received], non_blocking=True)
+        if slot.done is not None:
+            slot.done.record()
+            self._last = slot.done
+
+        def answers() -> list[Answer]:
+            if slot.done is not None:
+                slot.done.synchronize()
+            bad, *found = shape.split_answer(slot.received.numpy())
+            flagged = [pair for pair, flag in zip(pairs, bad, strict=False) if flag and not pair.values_are_checked]
+            on_host_now = [values[: start[-1]].copy() for values in found] if any(on_host) else []
+            self._slots[_next_power_of_2(shape.numbers)].append(slot)
+            for pair in flagged:
+                pair.check_values()
+            on_device_now = [] if on_device is None else list(shape.split_answer(on_device)[1:])
+            return [
+                _answer(pair, on_host_now if here else on_device_now, a, b)
+                for pair, here, a, b in zip(pairs, on_host, start, start[1:], strict=False)
+            ]
+
+        return answers
+
+    def _slot(self, shape: Shape) -> Slot:
+        size = _next_power_of_2(shape.numbers)
+        if self._slots[size]:
+            return self._slots[size].pop()
+        pinned = self.device.type == "cuda"
+        return Slot(
+            torch.empty(size, dtype=torch.float64, pin_memory=pinned),
+            # A match has at least four numbers, and 9 bytes of answers.
+            torch.empty(3 * size + 64, dtype=torch.uint8, pin_memory=pinned),
+            torch.cuda.Event() if pinned else None,
+        )
+
+    def _memory(self, shape: Shape) -> tuple[Tensor, Tensor]:
+        """What kernels read and write: the same for all graphs, since one runs at a time."""
+        if shape.capacity > LARGEST_GRAPH:
+            return self._allocated(shape)
+        if self._buffers is None:
+            # Many small pairs have the most cameras.
+            most = Shape(LARGEST_GRAPH // SMALLEST_BUCKET, SMALLEST_BUCKET, self.channels, alone=False)
+            self._buffers = self._allocated(most)
+        return self._buffers
+
+    def _allocated(self, shape: Shape) -> tuple[Tensor, Tensor]:
+        return (
+            torch.empty(shape.numbers, dtype=torch.float64, device=self.device),
+            torch.empty(shape.answer_bytes, dtype=torch.uint8, device=self.device),
+        )
+
+    def _run(self, shape: Shape, incoming: Tensor, outgoing: Tensor) -> None:
+        """Launch all kernels on what has come in, at once where they were recorded."""
+        if self.engine.pool is None or shape.capacity > LARGEST_GRAPH:
+            return self._launch(shape, incoming, outgoing)
+        replay = self.graphs.pop(shape, None)
+        if replay is None:
+            if DeviceCalls.tell is not None and not self.graphs:
+                DeviceCalls.tell("preparing GPU kernels; the first time on a machine they are compiled for a minute")
+            # Kernels are compiled on their first run, which must not be recorded.
+            self._launch(shape, incoming, outgoing)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.engine.pool, capture_error_mode="thread_local"):
+                self._launch(shape, incoming, outgoing)
+            replay = graph.replay
+        self.graphs[shape] = replay
+        if len(self.graphs) > GRAPHS_KEPT:
+            self.graphs.popitem(last=False)
+        return replay()
+
+    def _launch(self, shape: Shape, incoming: Tensor, outgoing: Tensor) -> None:
+        from ananet.fused_conflicts import lower_conflicting
+        from ananet.inference import call_kernels
+
+        cameras, start, points, side_numbers = shape.split(incoming)
+        bad, logits, scores, mask = shape.split_answer(outgoing)
+        matches = torch.empty(shape.batch, shape.length, shape.channels, device=self.device)
+        lengths = torch.empty(shape.batch, dtype=torch.int32, device=self.device)
+        place = torch.empty(shape.capacity, dtype=torch.int32, device=self.device)
+        side = self._side_input(side_numbers) if self.side else matches
+        call_kernels.gather[(shape.batch,)](
+            cameras, start, points, side, matches, place, lengths, bad, shape.length,
+            CHANNELS=shape.channels, BLOCK=GATHER_BLOCK, num_warps=8,
+        )  # fmt: skip
+        found = self.engine.run(matches, lengths, None if shape.alone else MATCHES_AT_ONCE)
+        if self.conflict_odds != 1:
+            found = lower_conflicting(found, matches, APART, doubt_at(self.conflict_odds), lengths=lengths)
+        call_kernels.decide[(-(-shape.length // DECIDE_BLOCK), shape.batch)](
+            found, start, place, logits, scores, mask.view(torch.uint8), shape.length, self.unseen, self.decision,
+            BLOCK=DECIDE_BLOCK,
+        )  # fmt: skip
+
+    def _side_input(self, numbers: Tensor) -> Tensor:
+        """What the network reads [S x side] of raw side numbers [side x S]; those not known are NaN, and 0 here."""
+        raw = numbers.float().T
+        given, column = {}, 0
+        for name in self.side:
+            count = side_channels([name])
+            given[name] = raw[:, column : column + count]
+            column += count
+        ratio, mutual = (given[name][:, 0] if name in given else None for name in ("ratio", "mutual"))
+        channels = side_input(self.side, raw[:, 0], ratio, mutual, given.get("size"), given.get("angle"))
+        return channels.nan_to_num(nan=0.0).contiguous()
+
+
+def padded_length(length: int) -> int:
+    """N of the graph that a pair of so many matches has in a batch, whatever is beside it: padding costs little there.
+
+    >>> [padded_length(n) for n in (1, 500, 2000, 2049, 70_000)]
+    [128, 512, 2048, 4096, 81920]
+    """
+    return max(SMALLEST_BUCKET, _next_power_of_2(length)) if length <= MATCHES_AT_ONCE else bucket(length)
+
+
+def _next_power_of_2(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _on_host(pair: Correspondences) -> bool:
+    return pair.points0.device.type == "cpu"
+
+
+def _pack(shape: Shape, numbers: np.ndarray, pairs: Sequence[Correspondences], side: Sequence[str]) -> list[int]:
+    """Write what the device needs of pairs, but for values that are there already; where each pair begins."""
+    cameras, start, points, side_numbers = shape.split(numbers)
+    begins = [0]
+    for row, pair in zip(cameras, pairs, strict=False):
+        begin, end = begins[-1], begins[-1] + len(pair)
+        begins.append(end)
+        on_host = _on_host(pair)
+        row[:18] = _camera_numbers(pair, on_host)
+        row[18:24] = (*_view(pair.size0), *_view(pair.size1))
+        if on_host:
+            points[0, begin:end] = pair.points0.numpy()
+            points[1, begin:end] = pair.points1.numpy()
+        for column, (name, values) in enumerate(_side_numbers(pair, side)):
+            limits = CAMERA_NUMBERS + 2 * column
+            row[limits : limits + 2] = math.nan if values is None else SIDE_LIMITS[name]
+            if on_host:
+                side_numbers[column, begin:end] = math.nan if values is None else values.numpy()
+    start[: len(begins)] = begins
+    start[len(begins) :] = begins[-1]
+    return begins
+
+
+def _view(size: tuple[float, float] | None) -> tuple[float, float, float]:
+    """The least coordinate, and the largest x and y, of pixels that may be seen; see `networks.input.within_view`."""
+    if size is None:
+        return -math.inf, math.inf, math.inf
+    margin = LARGEST_MARGIN * max(size)
+    return -margin, size[0] + margin, size[1] + margin
+
+
+def _camera_numbers(pair: Correspondences, on_host: bool) -> Any:
+    """[18] K0 and K1, or what stands for them where only the size of an image is known."""
+    if pair.K0 is None or pair.K1 is None:
+        sizes = pair.sizes_for_cameras()
+        return [
+            number
+            for width, height in sizes
+            for focal in [FOCAL_GUESS * max(width, height)]
+            for number in (focal, 0.0, width / 2, 0.0, focal, height / 2, 0.0, 0.0, 1.0)
+        ]
+    if not on_host:
+        return 0.0  # they are on the device, too
+    return np.concatenate([pair.K0.numpy().ravel(), pair.K1.numpy().ravel()])
+
+
+def _side_numbers(pair: Correspondences, side: Sequence[str]) -> Iterator[tuple[str, Tensor | None]]:
+    """Raw numbers of each kind of side input; None where they are not known."""
+    for name in side:
+        if name == "ratio":
+            yield name, pair.ratio
+        elif name == "mutual":
+            yield name, pair.mutual
+        else:
+            both = pair.normalized_sizes() if name == "size" else pair.angles()
+            for image in (0, 1):
+                yield name, None if both is None else both[:, image]
+
+
+def _pack_on_device(
+    shape: Shape, incoming: Tensor, pairs: Sequence[Correspondences], start: Sequence[int], side: Sequence[str]
+) -> None:
+    """Write the values that are on a device already."""
+    cameras, _, points, side_numbers = shape.split(incoming)
+    for row, pair, begin, end in zip(cameras, pairs, start, start[1:], strict=False):
+        if _on_host(pair):
+            continue
+        if pair.K0 is not None and pair.K1 is not None:
+            row[:9].copy_(pair.K0.reshape(9))
+            row[9:18].copy_(pair.K1.reshape(9))
+        points[0, begin:end].copy_(pair.points0)
+        points[1, begin:end].copy_(pair.points1)
+        for column, (_, values) in enumerate(_side_numbers(pair, side)):
+            to = side_numbers[column, begin:end]
+            to.fill_(math.nan) if values is None else to.copy_(values)
+
+
+def _answer(pair: Correspondences, found: list[Any], begin: int, end: int) -> Answer:
+    """What was found of one pair among all, in numpy if the pair came as numpy, else on its device."""
+    logits, scores, mask = (values[begin:end] for values in found)
+    if pair.given_as_numpy and isinstance(logits, np.ndarray):
+        return Answer(mask, scores, logits)
+    logits, scores, mask = (torch.as_tensor(values).to(pair.points0.device) for values in (logits, scores, mask))
+    if pair.given_as_numpy:
+        return Answer(mask.cpu().numpy(), scores.cpu().numpy(), logits.cpu().numpy())
+    return Answer(mask, scores, logits)

@@ -1,0 +1,130 @@
+"""Whole calls of a GPU on the CPU, in Triton's interpreter. `attention/test_fused.py` runs it in its own process."""
+
+import numpy as np
+import pytest
+import torch
+
+from ananet import Correspondences, InputError
+from ananet.inference import calls
+from ananet.inference.ananet.folded import FoldedANANet
+from ananet.inference.ananet.fused import FusedANANet
+from ananet.pruners import LearnedPruner
+from tests.conftest import make_problem
+from tests.inference.test_ananet import trained
+
+SETTINGS = {"blocks": 1, "width": 32, "heads": 2}
+K = np.array([[500.0, 2.0, 320], [0, 510, 240], [0, 0, 1]])
+
+
+def pruners(**settings) -> tuple[LearnedPruner, LearnedPruner]:
+    """The same network by the plain road, and in one go; both in single precision."""
+    network = trained(**SETTINGS, **settings)
+    plain, whole = LearnedPruner(network, "cpu"), LearnedPruner(network, "cpu")
+    whole.engine = FusedANANet(FoldedANANet(network), torch.float32)
+    whole.calls = calls.DeviceCalls(whole.engine, whole.decision, whole._wrong, whole.conflict_odds)
+    return plain, whole
+
+
+def odd_pairs() -> list[Correspondences]:
+    """With and without cameras, sizes and descriptors; out of view, sharing points, next to nothing, nothing."""
+    m = make_problem(60, 50).matches
+    rng = np.random.default_rng(0)
+    sizes, angles = rng.uniform(2, 30, (2, len(m))), rng.uniform(0, 6, (2, len(m)))
+    described = m.changed(
+        **{
+            f"{name}{n}": torch.from_numpy(x[n]).float()
+            for name, x in (("sizes", sizes), ("angles", angles))
+            for n in (0, 1)
+        }
+    )
+    far = m.points0.clone()
+    far[::9] = 65535
+    shared = m.points1.clone()
+    shared[::3] = shared[0]
+    size = (640, 480)
+    bare = Correspondences(m.points0.numpy(), m.points1.numpy(), size0=size, size1=size)
+    same = Correspondences(np.full((7, 2), 30), np.full((7, 2), 40), K0=K, K1=K)
+    return [described, m, m.changed(points0=far), m.changed(points1=shared), bare, same, bare[:1], m[:0], m[:130]]
+
+
+@pytest.mark.parametrize("side", [(), ("ratio", "mutual", "size", "angle")])
+def test_as_the_plain_road(side, monkeypatch):
+    plain, whole = pruners(side=side)
+    pairs = odd_pairs()
+    expected = plain.batch(pairs)
+    streamed = list(whole.stream(iter(pairs)))
+    alone = [whole(pair) for pair in pairs]
+    monkeypatch.setattr(calls, "_on_host", lambda pair: len(pair) % 2 == 0)  # what a GPU has already, too
+    for found in (streamed, alone, whole.batch(pairs)):
+        for one, other in zip(found, expected, strict=True):
+            # The plain road computes some pairs in single precision from the start.
+            np.testing.assert_allclose(one.logits, other.logits, atol=2e-4, rtol=1e-4)
+            np.testing.assert_allclose(one.scores, other.scores, atol=1e-4)
+            near = np.abs(np.asarray(other.logits) - plain.decision) < 1e-3
+            np.testing.assert_array_equal(np.asarray(one.mask)[~near], np.asarray(other.mask)[~near])
+            assert one.mask.dtype == other.mask.dtype and one.pruner == other.pruner
+
+
+def test_what_is_beside_a_pair_changes_nothing(monkeypatch):
+    _, whole = pruners()
+    pairs = odd_pairs()
+    together = whole.batch(pairs)
+    for chosen in ([4, 1], [8, 0, 2]):
+        for number, found in zip(chosen, whole.batch([pairs[n] for n in chosen]), strict=True):
+            np.testing.assert_array_equal(found.logits, together[number].logits)
+    (streamed,) = whole.stream([pairs[1]])
+    np.testing.assert_array_equal(streamed.logits, together[1].logits)
+    shapes = []
+    monkeypatch.setattr(whole.calls, "_run", lambda shape, incoming, outgoing: shapes.append(shape))
+    whole.batch([pairs[1], pairs[7]])
+    list(whole.stream([pairs[1]]))
+    whole(pairs[1])
+    assert [shape.alone for shape in shapes] == [False, False, True], "one among nothing is not alone"
+
+
+def test_answers_come_as_the_points_came(monkeypatch):
+    _, whole = pruners()
+    m = make_problem(20, 10).matches
+    tensors = whole(m.points0, m.points1, K0=m.K0, K1=m.K1)
+    assert all(isinstance(x, torch.Tensor) for x in (tensors.mask, tensors.scores, tensors.logits))
+    monkeypatch.setattr(calls, "_on_host", lambda pair: False)
+    on_device = whole(m.points0, m.points1, K0=m.K0, K1=m.K1)
+    assert torch.equal(tensors.logits, on_device.logits) and on_device.mask.dtype == torch.bool
+    before = on_device.logits.clone()
+    whole(m.points1, m.points0, K0=m.K0, K1=m.K1)
+    assert torch.equal(on_device.logits, before), "the next call has memory of its own"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"points0": [[np.nan, 1.0]]}, r"points0: expected finite numbers, .* 1 of 1 rows"),
+        ({"points1": [[1.0, -np.inf]]}, "points1: expected finite numbers"),
+        ({"K0": -K}, "K0: expected positive focal lengths"),
+        ({"K1": K.T}, "K1: expected .*fx"),
+        ({"ratio": [1.5]}, r"ratio: expected values in \[0, 1\], got 1.5"),
+        ({"ratio": [np.nan]}, "ratio: expected finite numbers"),
+        ({"sizes1": [0.0]}, "sizes1: expected positive numbers of pixels, got 0"),
+        ({"angles0": [np.inf]}, "angles0: expected finite numbers"),
+    ],
+)
+def test_wrong_values_on_a_device_are_found_there(change, message, monkeypatch):
+    _, whole = pruners(side=("ratio", "size", "angle"))
+    good = {
+        "points0": [[1.0, 2.0]], "points1": [[3.0, 4.0]], "K0": K, "K1": K, "ratio": [0.5],
+        "sizes0": [3.0], "sizes1": [4.0], "angles0": [0.0], "angles1": [1.0],
+    }  # fmt: skip
+    monkeypatch.setattr(calls, "_on_host", lambda pair: False)
+    found = []
+    for given in (good, {**good, **change}, good):
+        pair = object.__new__(Correspondences)
+        tensors = {name: torch.as_tensor(np.array(values)) for name, values in given.items()}
+        names = ("size0", "size1", "mutual", "scores", "indices")
+        pair._take(**tensors, **dict.fromkeys(names))
+        assert not pair.values_are_checked
+        if given is good:
+            found.append(whole(pair).logits)
+        else:
+            with pytest.raises(InputError, match=message):
+                whole(pair)
+    assert torch.equal(*found), "an error leaves nothing behind"
