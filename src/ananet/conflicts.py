@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ananet.attention import choose_backend
+from ananet.devices import plain_calls
 
 # Normalised coordinates, some five pixels of a photo: half the distance from its epipolar line at which a match still
 # counts as right. Nearer ones are one point found twice (at two angles, say).
@@ -32,7 +33,7 @@ def doubt_conflicting(logits: Tensor, matches: Tensor, odds: float, mask: Tensor
     if odds == 1:
         return logits
     doubt = doubt_at(odds)
-    if choose_backend(logits.device) == "fused":
+    if choose_backend(logits.device) == "fused" and not plain_calls():
         from ananet.fused_conflicts import lower_conflicting
 
         return lower_conflicting(logits, matches, APART, doubt, mask)

@@ -1,8 +1,21 @@
 """Where networks run."""
 
+import os
+
 import torch
 
 from ananet.errors import InputError
+
+# Environment variable: "plain" turns off whole calls in one CUDA graph, and the kernels around the network.
+CALLS_VARIABLE = "ANANET_CALLS"
+
+
+def plain_calls() -> bool:
+    """Whether pruners on a GPU are asked to go the plain road around the network."""
+    chosen = os.environ.get(CALLS_VARIABLE, "graph")
+    if chosen not in ("graph", "plain"):
+        raise InputError(f"{CALLS_VARIABLE}: expected 'graph' or 'plain', got {chosen!r}")
+    return chosen == "plain"
 
 
 def choose_device(device: str | torch.device) -> torch.device:

@@ -79,11 +79,14 @@ def _find_best(
     free = tl.where(real, 0, 1).to(tl.int64)
     searching = real
     left = tl.sum(searching.to(tl.int32))
-    while left > 0:
+    tries = 0
+    # There are twice as many places as points, so a free one is found; the bound is for a compiler's mistake.
+    while (left > 0) & (tries < places):
         there = tl.atomic_cas(POINTS + place, free, key, sem="relaxed")
         searching = searching & (there != 0) & (there != key)
         place = tl.where(searching, (place + 1) & (places - 1), place)
         left = tl.sum(searching.to(tl.int32))
+        tries += 1
     logit = _bits(tl.load(LOGITS + pair * N + row, mask=real, other=0.0))
     # Negative floats rise as their bits fall.
     rank = (logit ^ ((logit >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648

@@ -1,5 +1,8 @@
 """Whole calls of a GPU on the CPU, in Triton's interpreter. `attention/test_fused.py` runs it in its own process."""
 
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -128,3 +131,72 @@ def test_wrong_values_on_a_device_are_found_there(change, message, monkeypatch):
             with pytest.raises(InputError, match=message):
                 whole(pair)
     assert torch.equal(*found), "an error leaves nothing behind"
+
+
+def test_one_variable_turns_whole_calls_off(monkeypatch):
+    network = trained(**SETTINGS)
+    monkeypatch.setenv("ANANET_ATTENTION", "fused")
+    whole = LearnedPruner(network, "cpu")
+    monkeypatch.setenv("ANANET_CALLS", "plain")
+    plain = LearnedPruner(network, "cpu")
+    assert whole.calls is not None and plain.calls is None
+    monkeypatch.setattr("ananet.fused_conflicts.lower_conflicting", None)  # nor is this used
+    pair = odd_pairs()[3]
+    expected = plain(pair)
+    monkeypatch.undo()
+    np.testing.assert_allclose(whole(pair).logits, expected.logits, atol=0.05)  # half precision, padded otherwise
+    monkeypatch.setenv("ANANET_ATTENTION", "fused")
+    monkeypatch.setenv("ANANET_CALLS", "fast")
+    with pytest.raises(InputError, match="ANANET_CALLS: expected 'graph' or 'plain', got 'fast'"):
+        LearnedPruner(network, "cpu")
+
+
+def test_inference_mode_leaves_nothing_behind():
+    _, whole = pruners()
+    m = make_problem(20, 10).matches
+    with torch.inference_mode():
+        first = whole(m.points0.clone(), m.points1.clone(), K0=m.K0, K1=m.K1)
+    second = whole(m.points0, m.points1, K0=m.K0, K1=m.K1)
+    assert torch.equal(first.logits, second.logits) and not second.logits.is_inference()
+
+
+def test_few_groups_are_on_their_way_at_once(monkeypatch):
+    _, whole = pruners()
+    pairs = odd_pairs()
+    expected = whole.batch(pairs)
+    monkeypatch.setattr(calls, "MATCHES_AT_ONCE", 128)
+    monkeypatch.setattr(calls, "GROUPS_UNDER_WAY", 2)
+    _, few = pruners()
+    asked = few.start(pairs)
+    for found in (asked(), asked()):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
+    assert sum(map(len, few.calls._slots.values())) == 2
+
+
+def test_a_pruner_that_has_run_can_be_sent_away(monkeypatch):
+    monkeypatch.setenv("ANANET_ATTENTION", "fused")
+    whole = LearnedPruner(trained(**SETTINGS), "cpu")
+    pair = odd_pairs()[1]
+    expected = whole(pair).logits
+    other = pickle.loads(pickle.dumps(whole))
+    assert other.calls is not None and other.calls is not whole.calls
+    np.testing.assert_array_equal(other(pair).logits, expected)
+
+
+def test_threads_share_a_pruner():
+    _, whole = pruners()
+    pairs = [pair[:40] for pair in odd_pairs()]
+    expected = [whole(pair).logits for pair in pairs]
+    with ThreadPoolExecutor(4) as threads:
+        for found, other in zip(threads.map(whole, pairs * 3), expected * 3, strict=True):
+            np.testing.assert_array_equal(found.logits, other)
+
+
+def test_cameras_of_no_matches_are_checked():
+    _, whole = pruners()
+    pair = object.__new__(Correspondences)
+    nothing = torch.zeros(0, 2)
+    pair._take(nothing, nothing, torch.from_numpy(-K), torch.from_numpy(K), *[None] * 10)
+    with pytest.raises(InputError, match="K0: expected positive focal lengths"):
+        whole(pair)

@@ -3,15 +3,15 @@
 Nothing waits for the device until an answer is asked for, so that the next matches are packed while it works. Values
 that came on the device are checked there, by the kernel that reads them anyway.
 
-The plain reference is what `LearnedPruner` does on a CPU.
+The plain reference is what `LearnedPruner` does on a CPU; `ANANET_CALLS=plain` chooses it on a GPU, too.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -21,11 +21,13 @@ from torch import Tensor
 from ananet.cameras import FOCAL_GUESS
 from ananet.conflicts import APART, doubt_at
 from ananet.correspondences import Correspondences
-from ananet.inference.ananet.fused import LARGEST_GRAPH, SMALLEST_BUCKET, FusedANANet, bucket
+from ananet.inference.ananet.fused import LARGEST_GRAPH, SMALLEST_BUCKET, FusedANANet, bucket, record
 from ananet.networks.input import LARGEST_MARGIN, side_channels, side_input
 
 # Matches of a batch that the network gets at once, padding included: enough to fill a GPU, little enough to fit.
 MATCHES_AT_ONCE = 65_536
+# Groups of one batch that are on their way at once: each has page-locked memory of its own.
+GROUPS_UNDER_WAY = 8
 # Shapes whose CUDA graph is kept; the least recently used goes first.
 GRAPHS_KEPT = 64
 # Both camera matrices, and the view in pixels of either image; then the limits of every side number.
@@ -135,12 +137,12 @@ class DeviceCalls:
         self.side = engine.settings.side
         self.channels = 4 + side_channels(self.side)
         self.graphs: OrderedDict[Shape, Callable[[], None]] = OrderedDict()
+        # Not the engine's, whose graphs wait for nobody.
+        self.pool = None if engine.pool is None else torch.cuda.graph_pool_handle()
         self._buffers: tuple[Tensor, Tensor] | None = None
         self._slots: dict[int, list[Slot]] = defaultdict(list)
-        # Graphs share their memory, so one runs at a time.
-        self._lock = threading.Lock()
         self._last: Any = None
-        """CUDA event of the last one."""
+        """CUDA event after the last run, which is the only one that may still use the buffers."""
 
     def start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Answer]]:
         """Send pairs, none of them empty, on their way. What comes back waits for their answers.
@@ -155,14 +157,41 @@ class DeviceCalls:
         groups = list(self.groups([len(pair) for pair in pairs]))
         if alone and len(pairs) == 1:
             groups = [([0], Shape(1, bucket(len(pairs[0])), self.channels, alone=True))]
-        with self._lock, torch.no_grad(), torch.cuda.device_of(self.engine.encoder.vectors):
-            waiting = [(group, self._send([pairs[i] for i in group], shape)) for group, shape in groups]
+        found: dict[int, Answer] = {}
+        under_way: deque[tuple[list[int], Callable[[], list[Answer]]]] = deque()
+
+        def take_first() -> None:
+            group, wait = under_way.popleft()
+            found.update(zip(group, wait(), strict=True))
+
+        with self._alone():
+            for group, shape in groups:
+                if len(under_way) == GROUPS_UNDER_WAY:
+                    take_first()
+                under_way.append((group, self._send([pairs[i] for i in group], shape)))
 
         def answers() -> list[Answer]:
-            found = {i: answer for group, wait in waiting for i, answer in zip(group, wait(), strict=True)}
+            while under_way:
+                take_first()
             return [found[i] for i in range(len(pairs))]
 
         return answers
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Graphs share their memory, so one runs at a time, whatever thread or stream it comes from.
+
+        Buffers are kept, so they are ordinary tensors even where the caller is in inference mode.
+        """
+        with (
+            self.engine.lock,
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.cuda.device_of(self.engine.encoder.vectors),
+        ):
+            if self._last is not None:
+                self._last.wait()
+            yield
 
     def _leaves_unread(self, pair: Correspondences) -> bool:
         """Whether there is something that no kernel looks at."""
@@ -191,14 +220,14 @@ class DeviceCalls:
 
     def record(self, shape: Shape) -> None:
         """Compile and record what runs on a shape, before it is asked for."""
-        with self._lock, torch.no_grad(), torch.cuda.device_of(self.engine.encoder.vectors):
+        with self._alone():
             incoming, outgoing = self._memory(shape)
             incoming[: shape.header].zero_()  # no pair has any match
             self._run(shape, incoming, outgoing)
+            if self.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
 
     def _send(self, pairs: Sequence[Correspondences], shape: Shape) -> Callable[[], list[Answer]]:
-        if self._last is not None:
-            self._last.wait()  # which may be on another stream
         slot = self._slot(shape)
         start = _pack(shape, slot.sent.numpy(), pairs, self.side)
         on_host = [_on_host(pair) for pair in pairs]
@@ -221,7 +250,8 @@ class DeviceCalls:
             bad, *found = shape.split_answer(slot.received.numpy())
             flagged = [pair for pair, flag in zip(pairs, bad, strict=False) if flag and not pair.values_are_checked]
             on_host_now = [values[: start[-1]].copy() for values in found] if any(on_host) else []
-            self._slots[_next_power_of_2(shape.numbers)].append(slot)
+            if shape.capacity <= LARGEST_GRAPH:  # the others take much memory, and little of their time to get it
+                self._slots[_next_power_of_2(shape.numbers)].append(slot)
             for pair in flagged:
                 pair.check_values()
             on_device_now = [] if on_device is None else list(shape.split_answer(on_device)[1:])
@@ -262,19 +292,13 @@ class DeviceCalls:
 
     def _run(self, shape: Shape, incoming: Tensor, outgoing: Tensor) -> None:
         """Launch all kernels on what has come in, at once where they were recorded."""
-        if self.engine.pool is None or shape.capacity > LARGEST_GRAPH:
+        if self.pool is None or shape.capacity > LARGEST_GRAPH:
             return self._launch(shape, incoming, outgoing)
         replay = self.graphs.pop(shape, None)
         if replay is None:
             if DeviceCalls.tell is not None and not self.graphs:
                 DeviceCalls.tell("preparing GPU kernels; the first time on a machine they are compiled for a minute")
-            # Kernels are compiled on their first run, which must not be recorded.
-            self._launch(shape, incoming, outgoing)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.engine.pool, capture_error_mode="thread_local"):
-                self._launch(shape, incoming, outgoing)
-            replay = graph.replay
+            replay, _ = record(lambda: self._launch(shape, incoming, outgoing), self.pool)
         self.graphs[shape] = replay
         if len(self.graphs) > GRAPHS_KEPT:
             self.graphs.popitem(last=False)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ananet.checks import check_probability, is_number
 from ananet.conflicts import doubt_conflicting
 from ananet.correspondences import Correspondences
-from ananet.devices import choose_device
+from ananet.devices import choose_device, plain_calls
 from ananet.errors import InputError
 from ananet.inference import Progress, engine_for
 from ananet.inference.ananet.fused import FusedANANet
@@ -62,11 +62,22 @@ class LearnedPruner(Pruner):
         """Called with the number of finished blocks and of all blocks, on a CPU."""
         self.device = choose_device(device)
         self.network = network.to(self.device)
-        self.engine = engine_for(network, self.device)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self.engine = engine_for(self.network, self.device)
         self.calls: DeviceCalls | None = None
         """All of a call in one go, where the network has kernels of its own."""
-        if isinstance(self.engine, FusedANANet):
+        if isinstance(self.engine, FusedANANet) and not plain_calls():
             self.calls = DeviceCalls(self.engine, self.decision, self._wrong, self.conflict_odds)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # CUDA graphs, locks and page-locked memory stay where they are.
+        return {name: value for name, value in vars(self).items() if name not in ("engine", "calls")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._prepare()
 
     @property
     def _wrong(self) -> float:
@@ -102,6 +113,9 @@ class LearnedPruner(Pruner):
         check_pairs(pairs, values=False)
         # Where there is nothing to score, cameras or sizes may be missing too.
         scored = [number for number, pair in enumerate(pairs) if len(pair)]
+        for pair in pairs:
+            if not len(pair) and not pair.values_are_checked:
+                pair.check_values()
         alone = alone and len(pairs) == 1
         waiting = self.calls.start([pairs[number] for number in scored], alone=alone) if scored else list
 

@@ -4,9 +4,10 @@ single-precision sums, recorded once as a CUDA graph for each size of batch."""
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,12 +19,15 @@ from ananet.inference import Progress
 from ananet.inference.ananet.folded import FoldedANANet, FoldedBlock, Linear
 from ananet.networks.ananet import ANANetSettings
 
+Result = TypeVar("Result")
 # Sizes of batch whose CUDA graph is kept; the least recently used goes first.
 GRAPHS_KEPT = 32
 # Above this many matches in a batch, launching kernels costs nothing beside running them.
 LARGEST_GRAPH = 131_072
 # Padded N is a multiple of this, and so of the number of matches a pointwise program takes.
 SMALLEST_BUCKET = 128
+# All threads record on one stream of torch's.
+_recording = threading.Lock()
 
 
 class Weights(NamedTuple):
@@ -63,6 +67,8 @@ class FusedANANet:
         self.device = folded.head.weight.device
         # Graphs share their memory: each is done with it before the next one runs. None without CUDA, and no graphs.
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        # Whoever fills, records or replays one of them holds this.
+        self.lock = threading.Lock()
 
     @staticmethod
     def supports(settings: ANANetSettings) -> bool:
@@ -89,7 +95,7 @@ class FusedANANet:
         if batch * length == 0:
             return matches.new_zeros(batch, length, dtype=torch.float32)
         size = (batch, bucket(length))
-        with torch.cuda.device_of(self.encoder.vectors):
+        with self.lock, torch.cuda.device_of(self.encoder.vectors):
             if self.pool is None or batch * length > LARGEST_GRAPH:
                 padded = torch.empty(*size, channels, device=self.device)
                 given = torch.empty(batch, dtype=torch.int32, device=self.device)
@@ -156,13 +162,8 @@ class FusedANANet:
     def _record(self, size: tuple[int, int], channels: int) -> Graph:
         matches = torch.zeros(*size, channels, device=self.device)
         lengths = torch.full(size[:1], size[1], dtype=torch.int32, device=self.device)
-        # Kernels are compiled on their first run, which must not be recorded.
-        self.run(matches, lengths)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            logits = self.run(matches, lengths)
-        return Graph(graph.replay, matches, lengths, logits)
+        replay, logits = record(lambda: self.run(matches, lengths), self.pool)
+        return Graph(replay, matches, lengths, logits)
 
     def _encoder_weights(self, folded: FoldedANANet) -> Weights:
         matrices, vectors = [], []
@@ -209,6 +210,19 @@ class FusedANANet:
             torch.cat([matrix.T.flatten() for matrix in matrices]).to(self.dtype),
             torch.cat([vector.flatten() for vector in vectors]).float(),
         )
+
+
+def record(run: Callable[[], Result], pool: Any) -> tuple[Callable[[], None], Result]:
+    """What launches all kernels of a run at once, as a CUDA graph, and the result that it will write anew each time."""
+    with _recording:
+        # Kernels are compiled on their first run, which must not be recorded.
+        run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may go on.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            result = run()
+    return graph.replay, result
 
 
 def _first_of_16(weight: Tensor, channel: int) -> Tensor:
