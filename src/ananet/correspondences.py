@@ -308,6 +308,11 @@ class Correspondences:
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return self.changed(**moved)
 
+    def in_double(self) -> Correspondences:
+        """The same matches with points and cameras in double precision."""
+        given = {name: getattr(self, name) for name in ("points0", "points1", "K0", "K1")}
+        return self.changed(**{name: value.double() for name, value in given.items() if value is not None})
+
     def numpy_points(self) -> tuple[np.ndarray, np.ndarray]:
         """Both point sets as float64 arrays on the host."""
         return (

@@ -25,7 +25,8 @@ def side_channels(side: Sequence[str]) -> int:
 
 def network_input(matches: Correspondences, side: Sequence[str]) -> Tensor:
     """[N x (4 + side channels)] normalised points, then side input; float32 on the matches' device."""
-    points = matches.normalized().float()
+    # In double precision, whatever the points have: what rounds once rounds alike on every device.
+    points = matches.in_double().normalized().float()
     if not side:
         return points
     sizes = matches.normalized_sizes() if "size" in side else None
