@@ -1,11 +1,14 @@
 """Check and time pruners on one GPU as a caller sees them: from numpy arrays or tensors to verdicts.
 
-    PYTHONPATH=src python3 benchmarks/caller.py [results.json] [--pairs FOLDER]
+    PYTHONPATH=src python3 benchmarks/caller.py --pairs FOLDER [--output caller.json]
 
-Checks: a call, batches and streams against the plain road of the same engine and against the network in single
-precision, on random and odd input, with the pairs of a folder from `ananet data build` on real ones; errors are those
-of the CPU; what is beside a pair in a batch changes nothing. Times: medians of whole calls by the wall clock, fresh
-input, after warm-up. Needs torch, numpy, safetensors and triton.
+Whole calls are compared with the plain road (`ANANET_CALLS=plain`) and with the network in plain PyTorch and single
+precision: on random and odd input, and on the pairs of a folder from `ananet data build`. Wrong input has to raise what
+it raises on a CPU, and what is beside a pair in a batch must change nothing. Times are medians of whole calls by the
+wall clock, fresh input, after warm-up; targets stand beside them.
+
+Rows run one after another in a worker process. One that fails or takes too long is noted, and another worker goes on
+with the next. The file is written after every row. Needs torch, numpy and safetensors (and triton on a GPU).
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,32 +36,71 @@ from torch import Tensor
 from ananet import Correspondences, InputError, load
 from ananet.attention import VARIABLE
 from ananet.conflicts import doubt_conflicting
-from ananet.inference.calls import MATCHES_AT_ONCE
+from ananet.devices import CALLS_VARIABLE
 from ananet.pruners import LearnedPruner, Pruned
 
-DEVICE = torch.device("cuda")
-NETWORKS = ("ananet", "ananet-ratio", "ananet-small", "ananet-quadratic", "ananet-paper")
-TIMED = ("ananet-paper", "ananet")
+# Times are of the first, whose network the targets are for, and of the second, which is the default.
+NETWORKS = ("ananet-paper", "ananet", "ananet-ratio")
+TIMED = NETWORKS[:2]
 K = np.array([[800.0, 0, 512], [0, 810, 384], [0, 0, 1]])
 # Of verdicts that half precision may turn, by matches near the decision.
 MOST_TURNED = 0.01
+SIZES = (500, 2048, 8192, 65_536, 131_072)
+# Targets in ms, and in pairs per second.
+BARS = {
+    "numpy 500": 0.30, "tensors 500": 0.25, "numpy 2048": 0.40, "tensors 2048": 0.30, "numpy 8192": 1.5,
+    "numpy 65536": 70.0, "numpy 131072": 280.0,
+    "batch of 512 x 2000, pairs/s": 10_000.0, "batch of 512 x 100 to 2000, pairs/s": 14_000.0,
+    "first call, s": 2.0, "conflicts 1 x 8192": 0.06, "conflicts 64 x 2048": 0.25,
+}  # fmt: skip
 
 FIRST_CALL = """
 import json, sys, time
-begin = time.perf_counter()
-import numpy, torch
-times = {"import torch": time.perf_counter() - begin}
+times = {}
 def lap(name):
     global begin
     times[name] = time.perf_counter() - begin
-begin = time.perf_counter(); torch.zeros(1, device="cuda").item(); lap("CUDA")
-begin = time.perf_counter(); import ananet; pruner = ananet.load(sys.argv[1], device="cuda"); lap("load")
+    begin = time.perf_counter()
+begin = time.perf_counter()
+import numpy, torch; lap("import torch, s")
+device = torch.device(sys.argv[2]); torch.zeros(1, device=device).item(); lap("CUDA, s")
+import ananet; pruner = ananet.load(sys.argv[1], device=device); lap("load, s")
 points = numpy.random.default_rng(0).uniform(0, 600, (2048, 2))
 given = {"size0": (640, 480), "size1": (640, 480)}
-begin = time.perf_counter(); pruner(points, points, **given); lap("first call")
-begin = time.perf_counter(); pruner(points, points, **given); lap("second call")
+begin = time.perf_counter()
+pruner(points, points, **given); lap("call alone, s")
+pruner(points, points, **given); lap("second call, s")
+times["first call, s"] = times["CUDA, s"] + times["load, s"] + times["call alone, s"]
 print(json.dumps(times))
 """
+
+COMPILE = """
+import json, sys, ananet
+ananet.load(sys.argv[1], device=sys.argv[2]).warm_up(json.loads(sys.argv[3]))
+"""
+
+
+class Row(NamedTuple):
+    name: str
+    run: str
+    """A function below."""
+    given: tuple[Any, ...]
+    limit: float
+    """Seconds."""
+
+
+class Found:
+    """What a row has measured, and what it expected in vain."""
+
+    def __init__(self) -> None:
+        self.measured: dict[str, Any] = {}
+        self.checks = 0
+        self.failed: list[str] = []
+
+    def expect(self, good: bool, what: str) -> None:
+        self.checks += 1
+        if not good:
+            self.failed.append(what)
 
 
 def two_views(count: int, seed: int) -> dict[str, np.ndarray]:
@@ -89,64 +132,6 @@ def descriptors(count: int, seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def on_gpu(given: dict[str, np.ndarray]) -> dict[str, Tensor]:
-    return {name: torch.as_tensor(values).to(DEVICE) for name, values in given.items()}
-
-
-# ----------------------------------------------------------------------------------------------- checks
-
-
-class Checks:
-    """What failed, and how far answers lie from the references."""
-
-    def __init__(self) -> None:
-        self.failed: list[str] = []
-        self.count = 0
-        self.measured: dict[str, Any] = {}
-
-    def expect(self, good: bool, what: str) -> None:
-        self.count += 1
-        if not good:
-            self.failed.append(what)
-            print("FAILED", what, flush=True)
-
-
-def check_network(name: str, checks: Checks) -> None:
-    pruner = load_learned(name)
-    assert pruner.calls is not None
-    odd = odd_input()
-    for seed, count in enumerate((1, 7, 100, 500, 2000, 2048, 3000)):
-        odd[f"{count} matches"] = two_views(count, seed)
-        odd[f"{count} matches with descriptors"] = two_views(count, seed) | descriptors(count, seed)
-    turned = total = 0
-    largest = 0.0
-    for case, given in odd.items():
-        found, again = pruner(**given), pruner(**given)
-        same_answer(checks, f"{name}, {case}: twice", found, again)
-        tensors = pruner(**on_gpu(given))
-        checks.expect(tensors.mask.is_cuda and not tensors.logits.is_inference(), f"{name}, {case}: tensors")
-        same_answer(checks, f"{name}, {case}: tensors as numpy", found, tensors)
-        in_single = {key: values.astype(np.float32) if key != "mutual" else values for key, values in given.items()}
-        checks.expect(
-            disagreement(found, pruner(**in_single))[0] <= max(2, 0.05 * len(found.mask)),
-            f"{name}, {case}: float32 points",
-        )
-        pair = Correspondences(**given)
-        (plain,) = pruner._batch([pair])
-        # The same kernels: only padding is another.
-        checks.expect(
-            disagreement(found, plain)[0] <= 0.002 * len(found.mask), f"{name}, {case}: plain road of the engine"
-        )
-        with plain_attention():
-            (exact,) = load_learned(name, cached=f"{name} in single precision")._batch([pair])
-        differ, off = disagreement(found, exact)
-        turned, total, largest = turned + differ, total + len(found.mask), max(largest, off)
-    checks.expect(turned <= MOST_TURNED * total, f"{name}: {turned} of {total} verdicts differ from single precision")
-    checks.measured[name] = {"verdicts that differ": turned, "of": total, "largest difference of scores": largest}
-    check_batches(name, pruner, checks)
-    check_errors(name, pruner, checks)
-
-
 def odd_input() -> dict[str, dict[str, np.ndarray]]:
     same = {**two_views(50, 1), "points0": np.full((50, 2), 40.0), "points1": np.full((50, 2), 50.0)}
     far = two_views(300, 2)
@@ -164,35 +149,92 @@ def odd_input() -> dict[str, dict[str, np.ndarray]]:
     }
 
 
-def check_batches(name: str, pruner: LearnedPruner, checks: Checks) -> None:
+# ----------------------------------------------------------------------------------------------- checks
+
+
+def check_conflicts(found: Found, device: str) -> None:
+    """The kernels that doubt conflicting matches say exactly what plain PyTorch says, ties and padding included."""
+    everywhere = torch.zeros(1, 4096, 4, device=device)
+    everywhere[0, :, 2] = torch.linspace(0, 1, 4096, device=device)
+    cases = {"all in one point": everywhere}
+    for batch, length in ((1, 0), (1, 1), (3, 7), (3, 777), (2, 2048), (64, 2048), (1, 8192)):
+        cases[f"{batch} x {length}"] = (torch.rand(batch, length, 4, device=device) * 32).round() / 32
+    for case, matches in cases.items():
+        logits = torch.randn(matches.shape[:2], device=device).mul(4).round() / 4
+        mask = torch.rand(matches.shape[:2], device=device) < 0.8
+        for given in (None, mask):
+            ours = doubt_conflicting(logits, matches, 10.0, given)
+            with variable(CALLS_VARIABLE, "plain"):
+                plain = doubt_conflicting(logits, matches, 10.0, given)
+            real = torch.ones_like(mask) if given is None else given
+            found.expect(torch.equal(ours[real], plain[real]), f"{case}, mask {given is not None}")
+
+
+def check_calls(found: Found, device: str, name: str) -> None:
+    """Single calls on odd input: twice, from numpy and from tensors, beside the plain road and single precision."""
+    pruner, plain, exact = load_learned(name, device), calls_by("plain", name, device), calls_by("single", name, device)
+    cases = odd_input()
+    for seed, count in enumerate((1, 7, 500, 2048, 3000)):
+        cases[f"{count} matches"] = two_views(count, seed)
+        cases[f"{count} matches with descriptors"] = two_views(count, seed) | descriptors(count, seed)
+    turned = from_plain = total = 0
+    largest = 0.0
+    for case, given in cases.items():
+        answer = pruner(**given)
+        same_answer(found, f"{case}: twice", answer, pruner(**given))
+        tensors = on_device(given, device)
+        as_tensors = pruner(**tensors)
+        found.expect(as_tensors.mask.device.type == torch.device(device).type, f"{case}: where tensors came from")
+        same_answer(found, f"{case}: tensors as numpy", answer, as_tensors)
+        strided = {k: v.repeat_interleave(2, 0)[::2] if k[:6] == "points" else v for k, v in tensors.items()}
+        same_answer(found, f"{case}: tensors with gaps", answer, pruner(**strided))
+        differ, _ = disagreement(answer, plain(**given))
+        from_plain += differ
+        differ, off = disagreement(answer, exact(**given))
+        turned, total, largest = turned + differ, total + len(answer.mask), max(largest, off)
+    found.expect(from_plain == 0, f"{from_plain} of {total} verdicts differ from the plain road")
+    found.expect(turned <= MOST_TURNED * total, f"{turned} of {total} verdicts differ from single precision")
+    found.measured |= {"verdicts": total, "other than the plain road": from_plain, "other than single": turned}
+    found.measured["largest difference of scores from single"] = largest
+    with torch.inference_mode():
+        same_answer(found, "in inference mode", answer, pruner(**given))
+    same_answer(found, "after inference mode", answer, pruner(**given))
+
+
+def check_batches(found: Found, device: str, name: str) -> None:
     """Batches and streams do not depend on what is in them, and hardly differ from calls."""
+    pruner = load_learned(name, device)
     rng = np.random.default_rng(0)
     given = [two_views(int(n), seed) for seed, n in enumerate(rng.integers(1, 2100, 60))]
     given += [two_views(0, 0), two_views(1, 1), *odd_input().values()]
     pairs = [Correspondences(**each, **descriptors(len(each["points0"]), 5)) for each in given]
-    pairs[5] = Correspondences(**on_gpu(given[5]))
+    pairs[5] = Correspondences(**on_device(given[5], device))
     pairs[6] = Correspondences(**given[6])
     whole = pruner.batch(pairs)
     order = rng.permutation(len(pairs))[: len(pairs) // 2]
-    for number, found in zip(order, pruner.batch([pairs[number] for number in order]), strict=True):
-        same_answer(checks, f"{name}: pair {number} beside others", whole[number], found)
+    for number, answer in zip(order, pruner.batch([pairs[number] for number in order]), strict=True):
+        same_answer(found, f"pair {number} beside others", whole[number], answer)
     streamed = list(pruner.stream(iter(pairs)))
-    checks.expect(len(streamed) == len(pairs), f"{name}: as many answers as pairs")
+    found.expect(len(streamed) == len(pairs), "as many answers as pairs")
     for number, (one, other) in enumerate(zip(whole, streamed, strict=True)):
-        same_answer(checks, f"{name}: pair {number} in a stream", one, other)
-    same_answer(checks, f"{name}: a stream of one", whole[6], next(pruner.stream([pairs[6]])))
-    differences = [disagreement(found, pruner(pair)) for pair, found in zip(pairs, whole, strict=True)]
+        same_answer(found, f"pair {number} in a stream", one, other)
+    alone = [pruner(pair) for pair in pairs]
+    differences = [disagreement(one, other) for one, other in zip(alone, whole, strict=True)]
     turned, total = sum(differ for differ, _ in differences), sum(map(len, pairs))
-    checks.expect(turned <= MOST_TURNED * total, f"{name}: {turned} of {total} verdicts differ between batch and call")
-    checks.measured[name]["batch against calls, verdicts that differ"] = turned
-    checks.measured[name]["batch against calls, largest difference of scores"] = max(off for _, off in differences)
-    other_stream = torch.cuda.Stream()
-    with torch.cuda.stream(other_stream):
-        same_answer(checks, f"{name}: another stream", pruner(pairs[6]), pruner(**on_gpu(given[6])))
+    found.expect(turned <= MOST_TURNED * total, f"{turned} of {total} verdicts differ between batch and call")
+    found.measured |= {"verdicts": total, "other than in a call": turned}
+    found.measured["largest difference of scores"] = max(off for _, off in differences)
+    with ThreadPoolExecutor(4) as threads:
+        for number, answer in enumerate(threads.map(pruner, pairs)):
+            same_answer(found, f"pair {number} among threads", alone[number], answer)
+    if device != "cpu":
+        with torch.cuda.stream(torch.cuda.Stream()):
+            same_answer(found, "another stream", alone[6], pruner(**on_device(given[6], device)))
 
 
-def check_errors(name: str, pruner: LearnedPruner, checks: Checks) -> None:
+def check_errors(found: Found, device: str, name: str) -> None:
     """Wrong input on the GPU raises what it raises on the CPU, and leaves the pruner as it was."""
+    pruner, on_cpu = load_learned(name, device), load_learned("ananet-small", "cpu")
     good = two_views(20, 0) | descriptors(20, 0)
     before = pruner(**good)
     wrong: dict[str, dict[str, Any]] = {
@@ -204,24 +246,71 @@ def check_errors(name: str, pruner: LearnedPruner, checks: Checks) -> None:
         "shapes": {"points1": good["points1"][:5]},
         "no camera": {"K0": None, "K1": None},
         "one camera": {"K1": None},
+        "ratio": {"ratio": _with(good["ratio"], 4, 1.5)},
+        "ratio of NaN": {"ratio": _with(good["ratio"], 4, np.nan)},
+        "sizes1": {"sizes1": _with(good["sizes1"], 2, 0.0)},
+        "angles0": {"angles0": _with(good["angles0"], 2, np.inf)},
     }
-    if "ratio" in pruner.network.settings.side:
-        wrong["ratio"] = {"ratio": _with(good["ratio"], 4, 1.5)}
-        wrong["ratio of NaN"] = {"ratio": _with(good["ratio"], 4, np.nan)}
-        wrong["sizes1"] = {"sizes1": _with(good["sizes1"], 2, 0.0)}
-        wrong["angles0"] = {"angles0": _with(good["angles0"], 2, np.inf)}
     for case, change in wrong.items():
         given = {key: values for key, values in (good | change).items() if values is not None}
         expected, numpy, tensors = (
-            _message(lambda g=given: load_learned("ananet-small", device="cpu")(**g)),
+            _message(lambda g=given: on_cpu(**g)),
             _message(lambda g=given: pruner(**g)),
-            _message(lambda g=given: pruner(**on_gpu(g))),
+            _message(lambda g=given: pruner(**on_device(g, device))),
         )
-        checks.expect(
+        found.expect(
             expected is not None and expected == numpy == tensors,
-            f"{name}, {case}: expected {expected!r}, got {numpy!r} for numpy and {tensors!r} for tensors",
+            f"{case}: expected {expected!r}, got {numpy!r} for numpy and {tensors!r} for tensors",
         )
-    same_answer(checks, f"{name}: after errors", before, pruner(**good))
+    same_answer(found, "after errors", before, pruner(**good))
+
+
+def check_real_pairs(found: Found, device: str, name: str, folder: str, most: int) -> None:
+    """Verdicts on real pairs: calls and batches beside the plain road, and the network in single precision."""
+    from ananet.datasets.formats.shards import PairShards
+
+    stored = PairShards(Path(folder))
+    count = min(most, len(stored))
+    pairs = [stored[number * len(stored) // count].matches for number in range(count)]
+    pruner, plain, exact = load_learned(name, device), calls_by("plain", name, device), calls_by("single", name, device)
+    batch = pruner.batch(pairs)
+    for number, (one, other) in enumerate(zip(batch, list(pruner.stream(pairs[::-1]))[::-1], strict=True)):
+        same_answer(found, f"real pair {number} in a stream", one, other)
+    alone = [pruner(pair) for pair in pairs]
+    exactly = [exact(pair) for pair in pairs]
+    others = {"the plain road": [plain(pair) for pair in pairs], "a batch": batch, "single precision": exactly}
+    found.measured |= {"pairs": count, "matches": sum(map(len, pairs))}
+    for label, answers in others.items():
+        found.measured[f"a call and {label}"] = differences_of(alone, answers)
+    found.measured["the plain road and single precision"] = differences_of(others["the plain road"], exactly)
+    turned = found.measured["a call and the plain road"]["verdicts that differ"]
+    found.expect(turned == 0, f"{turned} verdicts on real pairs differ from the plain road")
+
+
+def differences_of(some: list[Pruned], others: list[Pruned]) -> dict[str, float]:
+    found = [disagreement(one, other) for one, other in zip(some, others, strict=True)]
+    return {
+        "pairs that differ": sum(differ > 0 for differ, _ in found),
+        "verdicts that differ": sum(differ for differ, _ in found),
+        "largest difference of scores": max(off for _, off in found),
+        "median of the largest in a pair": statistics.median(off for _, off in found),
+    }
+
+
+def disagreement(one: Pruned, other: Pruned) -> tuple[int, float]:
+    """How many verdicts differ, and by how much scores do."""
+    masks, scores = (
+        [torch.as_tensor(getattr(each, name)).cpu() for each in (one, other)] for name in ("mask", "scores")
+    )
+    most = (scores[0] - scores[1]).abs().max().item() if len(scores[0]) else 0.0
+    return int((masks[0] != masks[1]).sum()), most
+
+
+def same_answer(found: Found, what: str, one: Pruned, other: Pruned) -> None:
+    pairs = [
+        [torch.as_tensor(getattr(each, name)).cpu() for each in (one, other)] for name in ("mask", "scores", "logits")
+    ]
+    found.expect(all(torch.equal(a, b) for a, b in pairs), f"{what}: (verdicts, scores) {disagreement(one, other)}")
 
 
 def _with(values: np.ndarray, place: Any, value: float) -> np.ndarray:
@@ -238,82 +327,85 @@ def _message(call: Callable[[], object]) -> str | None:
     return None
 
 
-def check_conflicts(checks: Checks) -> None:
-    """The kernels that doubt conflicting matches say exactly what plain PyTorch says, ties and padding included."""
-    for batch, length in ((1, 0), (1, 1), (3, 7), (3, 777), (2, 2048), (64, 2048), (1, 8192)):
-        matches = (torch.rand(batch, length, 4, device=DEVICE) * 32).round() / 32
-        logits = torch.randn(batch, length, device=DEVICE).mul(4).round() / 4
-        mask = torch.rand(batch, length, device=DEVICE) < 0.8
-        for given in (None, mask):
-            ours = doubt_conflicting(logits, matches, 10.0, given)
-            with plain_attention():
-                plain = doubt_conflicting(logits, matches, 10.0, given)
-            real = torch.ones_like(mask) if given is None else given
-            checks.expect(
-                torch.equal(ours[real], plain[real]), f"conflicts {batch} x {length}, mask {given is not None}"
-            )
-    same = torch.zeros(1, 4096, 4, device=DEVICE)
-    same[0, :, 2] = torch.linspace(0, 1, 4096, device=DEVICE)
-    logits = torch.randn(1, 4096, device=DEVICE)
-    ours = doubt_conflicting(logits, same, 10.0)
-    with plain_attention():
-        checks.expect(torch.equal(ours, doubt_conflicting(logits, same, 10.0)), "conflicts, all in one point")
-
-
-def check_real_pairs(folder: Path, checks: Checks, names: Sequence[str]) -> None:
-    """Verdicts on real pairs: calls, batches, the plain road of the engine, and the network in single precision."""
-    from ananet.datasets.formats.shards import PairShards
-
-    stored = PairShards(folder)
-    pairs = [stored[number * len(stored) // 1000 if len(stored) > 1000 else number].matches
-             for number in range(min(1000, len(stored)))]  # fmt: skip
-    for name in names:
-        pruner = load_learned(name)
-        batch = pruner.batch(pairs)
-        streamed = list(pruner.stream(iter(pairs[::-1])))[::-1]
-        for number, (one, other) in enumerate(zip(batch, streamed, strict=True)):
-            same_answer(checks, f"{name}: real pair {number} in a stream", one, other)
-        rows = {"call, plain road": [0, 0, 0.0], "call, batch": [0, 0, 0.0], "call, single precision": [0, 0, 0.0]}
-        for pair, found in zip(pairs, batch, strict=True):
-            alone = pruner(pair)
-            with plain_attention():
-                (exact,) = load_learned(name, cached=f"{name} in single precision")._batch([pair])
-            others = pruner._batch([pair])[0], found, exact
-            for row, other in zip(rows.values(), others, strict=True):
-                differ, off = disagreement(alone, other)
-                row[0], row[1], row[2] = row[0] + (differ > 0), row[1] + differ, max(row[2], off)
-        matches = sum(map(len, pairs))
-        print(
-            f"{name}: {len(pairs)} real pairs, {matches} matches; pairs and matches whose verdicts differ, scores' most"
-        )
-        for label, (in_pairs, differ, off) in rows.items():
-            print(f"    {label:26} {in_pairs:5} {differ:7} {off:9.4f}")
-        checks.measured[f"{name}, real pairs"] = {"pairs": len(pairs), "matches": matches} | rows
-        checks.expect(rows["call, plain road"][0] == 0, f"{name}: masks of real pairs are those of the plain road")
-
-
-def disagreement(one: Pruned, other: Pruned) -> tuple[int, float]:
-    """How many verdicts differ, and by how much scores do."""
-    masks, scores = (
-        [torch.as_tensor(getattr(each, name)).cpu() for each in (one, other)] for name in ("mask", "scores")
-    )
-    most = (scores[0] - scores[1]).abs().max().item() if len(scores[0]) else 0.0
-    return int((masks[0] != masks[1]).sum()), most
-
-
-def same_answer(checks: Checks, what: str, one: Pruned, other: Pruned) -> None:
-    pairs = [
-        [torch.as_tensor(getattr(each, name)).cpu() for each in (one, other)] for name in ("mask", "scores", "logits")
-    ]
-    checks.expect(all(torch.equal(a, b) for a, b in pairs), f"{what}: {disagreement(one, other)}")
-
-
 # ------------------------------------------------------------------------------------------------ times
 
 
-def wall_ms(run: Callable[[int], object], seconds: float = 0.5, least: int = 20) -> float:
+def time_calls(found: Found, device: str, name: str, road: str) -> None:
+    pruner = load_learned(name, device, road)
+    with chosen(road):
+        _time_calls(found, device, pruner)
+
+
+def _time_calls(found: Found, device: str, pruner: LearnedPruner) -> None:
+    for count in SIZES if device != "cpu" else SIZES[:2]:
+        given = [two_views(count, seed) for seed in range(8 if count < 60_000 else 2)]
+        least, seconds = (20, 0.3) if count < 60_000 else (3, 0.3)
+        found.measured[f"numpy {count}"] = wall_ms(lambda i, g=given: pruner(**g[i % len(g)]), seconds, least)
+        tensors = [on_device(each, device) for each in given]
+        found.measured[f"tensors {count}"] = wall_ms(lambda i, g=tensors: pruner(**g[i % len(g)]), seconds, least)
+        if pruner.calls is not None and count < 60_000:
+            shape = next(shape for shape in reversed(pruner.calls.graphs) if shape.alone)
+            found.measured[f"device {count}"] = device_ms(pruner.calls.graphs[shape])
+
+
+def time_batches(found: Found, device: str, name: str, road: str) -> None:
+    pruner = load_learned(name, device, road)
+    with chosen(road):
+        _time_batches(found, device, pruner)
+
+
+def _time_batches(found: Found, device: str, pruner: LearnedPruner) -> None:
+    rng = np.random.default_rng(0)
+    count = 512 if device != "cpu" else 4
+    for label, lengths in (("2000", [2000] * count), ("100 to 2000", rng.integers(100, 2001, count).tolist())):
+        pairs = [Correspondences(**two_views(n, seed % 16)) for seed, n in enumerate(lengths)]
+        least = 5 if device != "cpu" else 1
+        batch = wall_ms(lambda i, p=pairs: pruner.batch(p), 0.5, least, warm_up=2)
+        stream = wall_ms(lambda i, p=pairs: list(pruner.stream(iter(p))), 0.5, least, warm_up=2)
+        found.measured[f"batch of {count} x {label}, pairs/s"] = 1000 * count / batch
+        found.measured[f"stream of {count} x {label}, pairs/s"] = 1000 * count / stream
+
+
+def time_conflicts(found: Found, device: str) -> None:
+    for batch, length in ((1, 2048), (1, 8192), (64, 2048)):
+        matches = (torch.rand(batch, length, 4, device=device) * 32).round() / 32
+        logits = torch.randn(batch, length, device=device)
+        if device == "cpu":
+            ms = wall_ms(lambda i, m=matches, x=logits: doubt_conflicting(x, m, 10.0), 0.1, 3)
+        else:
+            ms = device_ms(graphed(lambda m=matches, x=logits: doubt_conflicting(x, m, 10.0)))
+        found.measured[f"conflicts {batch} x {length}"] = ms
+
+
+def time_first_call(found: Found, device: str, name: str) -> None:
+    """Seconds of each step in a fresh process; kernels were compiled before."""
+    finished = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL, name, device], capture_output=True, text=True, check=True
+    )
+    found.measured |= json.loads(finished.stdout.splitlines()[-1])
+
+
+def compile_kernels(found: Found, device: str, names: list[str]) -> None:
+    """Fill the cache of compiled kernels: most of the time on a fresh machine, so in processes side by side."""
+    if device == "cpu":
+        return
+    begin = time.perf_counter()
+    running = {
+        f"{name}, {sizes}": subprocess.Popen(
+            [sys.executable, "-c", COMPILE, name, device, sizes], stderr=subprocess.PIPE, text=True
+        )
+        for name in names
+        for sizes in ("[500, 2048]", "[3000, 8192]")
+    }
+    for label, process in running.items():
+        _, said = process.communicate()
+        found.expect(process.returncode == 0, f"{label}: {said}")
+        found.measured[f"{label}, s"] = time.perf_counter() - begin
+
+
+def wall_ms(run: Callable[[int], object], seconds: float, least: int, warm_up: int = 3) -> float:
     """Median time of run(i), which waits for its answer, by the wall clock."""
-    for number in range(5):
+    for number in range(warm_up):
         run(number)
     taken: list[float] = []
     until = time.perf_counter() + seconds
@@ -345,159 +437,177 @@ def graphed(run: Callable[[], object]) -> Callable[[], None]:
     return graph.replay
 
 
-def time_network(name: str) -> dict[str, float]:
-    pruner = load_learned(name)
-    assert pruner.calls is not None
-    results: dict[str, float] = {}
-    for count in (500, 2048, 8192, 65_536, 131_072):
-        given = [two_views(count, seed) for seed in range(8 if count < 60_000 else 2)]
-        least = 20 if count < 60_000 else 3
-        results[f"numpy {count}"] = wall_ms(lambda i, g=given: pruner(**g[i % len(g)]), 0.4, least)
-        tensors = [on_gpu(each) for each in given]
-        results[f"tensors {count}"] = wall_ms(lambda i, g=tensors: pruner(**g[i % len(g)]), 0.4, least)
-        if count < 60_000:
-            shape = next(shape for shape in reversed(pruner.calls.graphs) if shape.alone)
-            results[f"device {count}"] = device_ms(pruner.calls.graphs[shape])
-    rng = np.random.default_rng(0)
-    for label, lengths in (("512 of 2000", [2000] * 512), ("512 of 100 to 2000", rng.integers(100, 2001, 512))):
-        pairs = [Correspondences(**two_views(int(n), seed % 16)) for seed, n in enumerate(lengths)]
-        seconds = wall_ms(lambda i, p=pairs: pruner.batch(p), 0.6, 5) / 1000
-        results[f"batch {label}, pairs/s"] = len(pairs) / seconds
-        seconds = wall_ms(lambda i, p=pairs: list(pruner.stream(iter(p))), 0.6, 5) / 1000
-        results[f"stream {label}, pairs/s"] = len(pairs) / seconds
-    engine = pruner.calls.engine
-    for batch, filled in ((1, None), (1, MATCHES_AT_ONCE), (32, 2048), (32, MATCHES_AT_ONCE)):
-        matches = torch.rand(batch, 2048, pruner.calls.channels, device=DEVICE) * 2 - 1
-        lengths = torch.full((batch,), 2000, dtype=torch.int32, device=DEVICE)
-        with torch.no_grad():
-            replay = graphed(lambda m=matches, n=lengths, f=filled: engine.run(m, n, f))
-        results[f"network {batch}x2048, tiles for {filled or 'these'}"] = device_ms(replay)
-    return results
-
-
-def time_conflicts() -> dict[str, float]:
-    results = {}
-    for batch, length in ((1, 2048), (1, 8192), (64, 2048)):
-        matches = (torch.rand(batch, length, 4, device=DEVICE) * 32).round() / 32
-        logits = torch.randn(batch, length, device=DEVICE)
-        results[f"conflicts {batch}x{length}"] = device_ms(
-            graphed(lambda m=matches, x=logits: doubt_conflicting(x, m, 10.0))
-        )
-    return results
-
-
-def time_first_call(name: str) -> dict[str, float]:
-    """Seconds of each step in a fresh process; kernels were compiled before."""
-    finished = subprocess.run([sys.executable, "-c", FIRST_CALL, name], capture_output=True, text=True, check=True)
-    return json.loads(finished.stdout.splitlines()[-1])
-
-
-def bars(times: dict[str, Any]) -> Iterator[str]:
-    """The targets beside what was reached."""
-    for name in TIMED:
-        ms = times[name]
-        yield f"{name}:"
-        for label, key, bar in (
-            ("N = 2048, numpy, ms", "numpy 2048", "0.40"),
-            ("N = 2048, tensors, ms", "tensors 2048", "0.30"),
-            ("N = 2048, on the device, ms", "device 2048", "-"),
-            ("N = 500, numpy, ms", "numpy 500", "0.30"),
-            ("N = 500, tensors, ms", "tensors 500", "0.25"),
-            ("N = 8192, numpy, ms", "numpy 8192", "1.5"),
-            ("N = 65,536, numpy, ms", "numpy 65536", "70"),
-            ("N = 131,072, numpy, ms", "numpy 131072", "280"),
-            ("batch, 512 pairs of 2000, pairs/s", "batch 512 of 2000, pairs/s", "10,000"),
-            ("batch, 512 pairs of 100 to 2000, pairs/s", "batch 512 of 100 to 2000, pairs/s", "14,000"),
-            ("stream, 512 pairs of 2000, pairs/s", "stream 512 of 2000, pairs/s", "10,000"),
-        ):
-            yield f"  {label:44} {ms[key]:10.3f}   bar {bar}"
-        first = times[f"first call {name}"]
-        after_torch = sum(seconds for step, seconds in first.items() if step not in ("import torch", "second call"))
-        yield f"  {'first call in a process, s':44} {after_torch:10.3f}   bar 2"
-    for size, bar in (("1x8192", 0.06), ("64x2048", 0.25)):
-        value = times["conflicts"][f"conflicts {size}"]
-        yield f"{f'doubt in conflicting matches, {size}, ms':46} {value:10.3f}   bar {bar}"
-
-
 # --------------------------------------------------------------------------------------------- plumbing
 
-_loaded: dict[str, LearnedPruner] = {}
+_loaded: dict[tuple[str, str, str], LearnedPruner] = {}
 
 
-def load_learned(name: str, device: str = "cuda", cached: str | None = None) -> LearnedPruner:
-    key = cached or f"{name} on {device}"
-    if key not in _loaded:
-        pruner = load(name, device=device)
+def load_learned(name: str, device: str, road: str = "graph") -> LearnedPruner:
+    if (name, device, road) not in _loaded:
+        with chosen(road):
+            pruner = load(name, device=device)
         assert isinstance(pruner, LearnedPruner)
-        _loaded[key] = pruner
-    return _loaded[key]
+        assert (pruner.calls is not None) == (road == "graph" and device != "cpu"), f"{name} does not run by {road}"
+        _loaded[name, device, road] = pruner
+    return _loaded[name, device, road]
+
+
+def calls_by(road: str, name: str, device: str) -> Callable[..., Pruned]:
+    """Calls that go this road: some of it is decided in every call."""
+    pruner = load_learned(name, device, road)
+
+    def call(*given: Any, **named: Any) -> Pruned:
+        with chosen(road):
+            return pruner(*given, **named)
+
+    return call
+
+
+def chosen(road: str) -> contextlib.AbstractContextManager[None]:
+    """By "graph", by the "plain" road around the same kernels, or in plain PyTorch and "single" precision."""
+    return variable(VARIABLE, "reference") if road == "single" else variable(CALLS_VARIABLE, road)
+
+
+def on_device(given: dict[str, np.ndarray], device: str) -> dict[str, Tensor]:
+    return {name: torch.as_tensor(values).to(device) for name, values in given.items()}
 
 
 @contextlib.contextmanager
-def plain_attention() -> Iterator[None]:
-    """Pruners that are loaded and called within run in plain PyTorch and single precision."""
-    os.environ[VARIABLE] = "reference"
+def variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ[VARIABLE]
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
-def compile_kernels(name: str) -> float:
-    """Fill the cache of compiled kernels; seconds that it takes."""
-    begin = time.perf_counter()
-    load_learned(name).warm_up((500, 2048, 3000, 8192, 65_536))
-    return time.perf_counter() - begin
-
-
-def measure(pairs: Path | None = None, names: Sequence[str] = NETWORKS, *, times_too: bool = True) -> dict[str, Any]:
-    """Everything above, printed as it goes; times are of those in TIMED, whatever is checked."""
-    begin = time.perf_counter()
-    results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    # A process for each network: most of the time goes into compiling kernels.
-    compiled = tuple(dict.fromkeys((*names, *TIMED)))
-    with ProcessPoolExecutor(len(compiled), multiprocessing.get_context("spawn")) as pool:
-        results["compiling, s"] = dict(zip(compiled, pool.map(compile_kernels, compiled), strict=True))
-    print(f"kernels compiled after {time.perf_counter() - begin:.0f} s: {results['compiling, s']}", flush=True)
-    checks = Checks()
-    check_conflicts(checks)
+def rows_for(names: list[str], pairs: str | None, most: int) -> Iterator[Row]:
+    """What is worth most comes first. The plain road's times are beside those of whole calls."""
+    yield Row("kernels", "compile_kernels", (names,), 100)
+    yield Row("conflicts", "check_conflicts", (), 20)
+    yield Row("conflicts, times", "time_conflicts", (), 20)
     for name in names:
-        check_network(name, checks)
-        print(f"{name} checked after {time.perf_counter() - begin:.0f} s: {checks.measured[name]}", flush=True)
+        yield from rows_of(name, pairs, most)
+
+
+def rows_of(name: str, pairs: str | None, most: int) -> Iterator[Row]:
+    yield Row(f"{name}: calls", "check_calls", (name,), 40)
+    if name in TIMED:
+        yield Row(f"{name}: times of calls", "time_calls", (name, "graph"), 30)
+        yield Row(f"{name}: times of batches", "time_batches", (name, "graph"), 30)
     if pairs is not None:
-        check_real_pairs(pairs, checks, [name for name in names if name in ("ananet", "ananet-ratio")])
-        print(f"real pairs checked after {time.perf_counter() - begin:.0f} s", flush=True)
-    results |= {"checks": checks.measured, "failed": checks.failed}
-    print(f"{checks.count} checks, {len(checks.failed)} failed, after {time.perf_counter() - begin:.0f} s", flush=True)
-    if not times_too:
-        return results
-    times: dict[str, Any] = {"conflicts": time_conflicts()}
-    for name in TIMED:
-        times[name] = time_network(name)
-        for label, value in times[name].items():
-            print(f"{name:14} {label:40} {value:12.3f}", flush=True)
-    for name in TIMED:
-        times[f"first call {name}"] = time_first_call(name)
-        print(f"first call of {name}, s: {times[f'first call {name}']}", flush=True)
-    results["times"] = times
-    for line in bars(times):
-        print(line)
-    print(f"{checks.count} checks, {len(checks.failed)} failed; all took {time.perf_counter() - begin:.0f} s")
-    return results
+        yield Row(f"{name}: real pairs", "check_real_pairs", (name, pairs, most), 60)
+    yield Row(f"{name}: batches", "check_batches", (name,), 40)
+    yield Row(f"{name}: errors", "check_errors", (name,), 20)
+    if name in TIMED:
+        yield Row(f"{name}: first call", "time_first_call", (name,), 40)
+        yield Row(f"{name}: times of calls, plain road", "time_calls", (name, "plain"), 30)
+        yield Row(f"{name}: times of batches, plain road", "time_batches", (name, "plain"), 30)
+
+
+def work(connection: Any, device: str) -> None:
+    """Run rows as they are asked for. After an error of the device the process is of no more use."""
+    while True:
+        run, given = connection.recv()
+        found, broken = Found(), False
+        begin = time.perf_counter()
+        try:
+            globals()[run](found, device, *given)
+            if device != "cpu":
+                torch.cuda.synchronize()
+        except Exception as error:
+            found.failed.append(traceback.format_exc())
+            broken = not isinstance(error, InputError | AssertionError)
+        taken = time.perf_counter() - begin
+        result = {**vars(found), "failed": found.failed[:20], "failures": len(found.failed), "seconds": taken}
+        connection.send((result, broken))
+        if broken:
+            return
+
+
+class Worker:
+    """A process that runs rows; a new one when the last has died or had to be stopped."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.process, self.connection = device, None, None
+
+    def run(self, row: Row, limit: float) -> dict[str, Any]:
+        if self.process is None:
+            context = multiprocessing.get_context("spawn")
+            self.connection, theirs = context.Pipe()
+            self.process = context.Process(target=work, args=(theirs, self.device), daemon=True)
+            self.process.start()
+            theirs.close()
+        self.connection.send((row.run, row.given))
+        broken, result = True, {"failed": [f"took more than {limit:.0f} s"], "failures": 1}
+        try:
+            if self.connection.poll(limit):
+                result, broken = self.connection.recv()
+        except EOFError:
+            result = {"failed": ["the process died"], "failures": 1}
+        if broken:
+            self.stop()
+        return result
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+            self.process = None
+
+
+def bars(results: dict[str, Any]) -> Iterator[str]:
+    """What was measured beside the plain road and the targets."""
+    for row, result in results.items():
+        if row.endswith(", plain road"):
+            continue
+        plain = results.get(f"{row}, plain road", {}).get("measured", {})
+        for what, value in result.get("measured", {}).items():
+            if what not in BARS and what not in plain:
+                continue
+            beside = f"{plain[what]:12.3f}" if what in plain else " " * 12
+            bar = BARS.get(what)
+            verdict = ""
+            if bar is not None:
+                verdict = f"{bar:10g}   {'met' if (value >= bar) == what.endswith('pairs/s') else 'NOT MET'}"
+            yield f"{row:32}{what:38}{value:12.3f}{beside}{verdict}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", type=Path, help="JSON file to write")
-    parser.add_argument("--pairs", type=Path, help="a folder that 'ananet data build' wrote, for checks on real pairs")
-    parser.add_argument("--networks", default=",".join(NETWORKS), help="those to check, by commas; empty for none")
-    parser.add_argument("--checks-only", action="store_true", help="without the times")
+    parser.add_argument("--pairs", help="a folder that 'ananet data build' wrote, for checks on real pairs")
+    parser.add_argument("--limit", type=int, default=1000, help="at most so many real pairs (default: 1000)")
+    parser.add_argument("--networks", default=",".join(NETWORKS), help="by commas (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=140, help="no row starts after this (default: 140)")
+    parser.add_argument("--output", type=Path, default=Path("caller.json"), help="(default: %(default)s)")
+    parser.add_argument("--device", default="cuda", help="'cpu' tries this file out (default: cuda)")
     given = parser.parse_args()
-    names = [name for name in given.networks.split(",") if name]
-    results = measure(given.pairs, names, times_too=not given.checks_only)
-    if given.results is not None:
-        given.results.write_text(json.dumps(results, indent=1))
-    sys.exit(1 if results["failed"] else 0)
+    begin = time.perf_counter()
+    results: dict[str, Any] = {}
+    worker = Worker(given.device)
+    about = {"torch": torch.__version__, "seconds": given.seconds, "device": given.device}
+    for row in rows_for(given.networks.split(","), given.pairs, given.limit):
+        left = given.seconds - (time.perf_counter() - begin)
+        if left <= 0:
+            results[row.name] = {"failed": ["no time was left"], "failures": 1}
+        else:
+            results[row.name] = worker.run(row, min(row.limit, left))
+        given.output.write_text(json.dumps({**about, "rows": results}, indent=1))
+        result = results[row.name]
+        print(f"[{time.perf_counter() - begin:5.0f} s] {row.name}: {result['failures']} failed of "
+              f"{result.get('checks', 0)}; {json.dumps(result.get('measured', {}))}", flush=True)  # fmt: skip
+        for failure in result["failed"][:3]:
+            print("    FAILED", failure.strip()[-600:], flush=True)
+    worker.stop()
+    print(f"\n{'':70}{'measured':>12}{'plain road':>12}{'bar':>10}")
+    for line in bars(results):
+        print(line)
+    failed = [name for name, result in results.items() if result["failures"]]
+    print(f"{len(results)} rows, of which failed: {', '.join(failed) or 'none'}; {time.perf_counter() - begin:.0f} s")
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
