@@ -1,7 +1,6 @@
 """Check and time second-order attention and the networks built on it, on one GPU.
 
     PYTHONPATH=src python3 benchmarks/gpu.py [results.json]
-    PYTHONPATH=src python3 benchmarks/gpu.py --caller [--pairs FOLDER] [results.json]    # what callers see: caller.py
 
 Checks: outputs and every gradient against float64, on odd sizes and masks, with all fresh memory poisoned by NaN;
 the error may be at most twice that of plain PyTorch in the same precision. Times: medians of CUDA events over
@@ -10,9 +9,11 @@ fresh random inputs after warm-up. Needs torch, numpy, safetensors and triton.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -22,12 +23,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import caller
 import torch
-from caller import plain_attention
 from torch import Tensor
 
-from ananet.attention import second_order_attention
+from ananet.attention import VARIABLE, second_order_attention
+from ananet.conflicts import doubt_conflicting
 from ananet.inference import engine_for
 from ananet.networks import ANANet, ANANetSettings
 
@@ -136,6 +136,19 @@ def check_engine() -> dict[str, Any]:
     return results
 
 
+def check_conflicts() -> bool:
+    """Whether the kernel that doubts conflicting matches says exactly what plain PyTorch says."""
+    for batch, length in ((1, 0), (1, 1), (3, 777), (2, 2048)):
+        matches, logits = crowded_matches(batch, length), torch.randn(batch, length, device=DEVICE)
+        mask = torch.rand(batch, length, device=DEVICE) < 0.8
+        ours = [doubt_conflicting(logits, matches, 10.0), doubt_conflicting(logits, matches, 10.0, mask)[mask]]
+        with plain_attention():
+            plain = [doubt_conflicting(logits, matches, 10.0), doubt_conflicting(logits, matches, 10.0, mask)[mask]]
+        if not all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True)):
+            return False
+    return True
+
+
 def check_estimate() -> dict[str, float]:
     """Relative error of the cubic form estimated from random signs, beside the exact one."""
     query, key = 2 * torch.randn(2, 1, 4, 2048, 32, device=DEVICE)
@@ -181,7 +194,13 @@ def time_inference() -> dict[str, Any]:
                     results[f"eager {name} {batch}x{length}"] = median_ms(
                         lambda i, x=inputs, net=network: net(x[i % 8]), least=10
                     )
-    results |= caller.time_conflicts()
+    for batch, length in ((1, 2048), (1, 8192), (64, 2048)):
+        matches, logits = crowded_matches(batch, length), torch.randn(batch, length, device=DEVICE)
+        results[f"conflicts {batch}x{length}"] = median_ms(lambda i, x=matches, y=logits: doubt_conflicting(y, x, 10.0))
+        with plain_attention():
+            results[f"eager conflicts {batch}x{length}"] = median_ms(
+                lambda i, x=matches, y=logits: doubt_conflicting(y, x, 10.0)
+            )
     network = random_network("cubic")
     engine = engine_for(network, DEVICE)
     for length in (2048, 8192):
@@ -276,6 +295,20 @@ def random_network(form: str) -> ANANet:
     return network.eval().to(DEVICE)
 
 
+def crowded_matches(batch: int, length: int) -> Tensor:
+    """Matches on a grid, so that many share a point."""
+    return (torch.rand(batch, length, 4, device=DEVICE) * 32).round() / 32
+
+
+@contextlib.contextmanager
+def plain_attention() -> Iterator[None]:
+    os.environ[VARIABLE] = "reference"
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+
+
 def release_memory() -> None:
     gc.collect()
     torch.cuda.empty_cache()
@@ -283,10 +316,6 @@ def release_memory() -> None:
 
 
 def main() -> None:
-    if "--caller" in sys.argv:
-        sys.argv.remove("--caller")
-        caller.main()
-        return
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     begin = time.perf_counter()
     # A process for each precision: most of the time goes into compiling kernels.
@@ -294,15 +323,15 @@ def main() -> None:
         engine = pool.submit(check_engine)
         results["attention"] = [case for cases in pool.map(check_attention, PRECISIONS) for case in cases]
         results["engine"] = engine.result()
-    conflicts = caller.Checks()
-    caller.check_conflicts(conflicts)
+    results["conflicts ok"] = check_conflicts()
     results["cubic estimate error"] = check_estimate()
     print(f"checks took {time.perf_counter() - begin:.0f} s", flush=True)
     failed = [case for case in results["attention"] if not case["ok"]]
     for case in failed:
         print("FAILED", json.dumps(case))
     failed += [f"{name} {case}" for name, case in results["engine"].items() if not case["ok"]]
-    failed += conflicts.failed
+    if not results["conflicts ok"]:
+        failed.append("conflicts")
     print("engine", json.dumps(results["engine"]))
     results["ceilings"] = ceilings()
     results["ms"] = time_inference()
@@ -319,7 +348,7 @@ def main() -> None:
     print("cubic estimate error", results["cubic estimate error"])
     for line in bars(results["ms"]):
         print(line)
-    checks = len(results["attention"]) + len(results["engine"]) + conflicts.count
+    checks = len(results["attention"]) + len(results["engine"]) + 1
     print(f"{checks} checks (attention, engine, conflicts), {len(failed)} failed")
 
 

@@ -29,7 +29,7 @@ MATCHES_AT_ONCE = 65_536
 # Groups of one batch that are on their way at once: each has page-locked memory of its own.
 GROUPS_UNDER_WAY = 8
 # Shapes whose CUDA graph is kept; the least recently used goes first.
-GRAPHS_KEPT = 64
+GRAPHS_KEPT = 128
 # Both camera matrices, and the view in pixels of either image; then the limits of every side number.
 CAMERA_NUMBERS = 24
 # What values side input has where it is known: finite, and so on.
