@@ -1,6 +1,6 @@
 """Check and time pruners on one GPU as a caller sees them: from numpy arrays or tensors to verdicts.
 
-    PYTHONPATH=src python3 benchmarks/caller.py --pairs FOLDER [--output caller.json]
+    PYTHONPATH=src python3 benchmarks/caller.py --pairs FOLDER ... [--output caller.json]
 
 Whole calls are compared with the plain road (`ANANET_CALLS=plain`) and with the network in plain PyTorch and single
 precision: on random and odd input, and on the pairs of a folder from `ananet data build`. Wrong input has to raise what
@@ -265,24 +265,27 @@ def check_errors(found: Found, device: str, name: str) -> None:
     same_answer(found, "after errors", before, pruner(**good))
 
 
-def check_real_pairs(found: Found, device: str, name: str, folder: str, most: int) -> None:
-    """Verdicts on real pairs: calls and batches beside the plain road, and the network in single precision."""
+def check_real_pairs(found: Found, device: str, name: str, folders: list[str], most: int) -> None:
+    """Verdicts on real pairs: calls and batches beside the plain road, a part also beside single precision."""
     from ananet.datasets.formats.shards import PairShards
 
-    stored = PairShards(Path(folder))
+    stored = [(pairs, number) for pairs in map(PairShards, map(Path, folders)) for number in range(len(pairs))]
     count = min(most, len(stored))
-    pairs = [stored[number * len(stored) // count].matches for number in range(count)]
+    chosen = [stored[number * len(stored) // count] for number in range(count)]
+    pairs = [folder[number].matches for folder, number in chosen]
     pruner, plain, exact = load_learned(name, device), calls_by("plain", name, device), calls_by("single", name, device)
     batch = pruner.batch(pairs)
     for number, (one, other) in enumerate(zip(batch, list(pruner.stream(pairs[::-1]))[::-1], strict=True)):
         same_answer(found, f"real pair {number} in a stream", one, other)
     alone = [pruner(pair) for pair in pairs]
-    exactly = [exact(pair) for pair in pairs]
-    others = {"the plain road": [plain(pair) for pair in pairs], "a batch": batch, "single precision": exactly}
+    plainly = [plain(pair) for pair in pairs]
     found.measured |= {"pairs": count, "matches": sum(map(len, pairs))}
-    for label, answers in others.items():
-        found.measured[f"a call and {label}"] = differences_of(alone, answers)
-    found.measured["the plain road and single precision"] = differences_of(others["the plain road"], exactly)
+    found.measured["a call and the plain road"] = differences_of(alone, plainly)
+    found.measured["a call and a batch"] = differences_of(alone, batch)
+    part = slice(None, None, 5)
+    exactly = [exact(pair) for pair in pairs[part]]
+    found.measured["a call and single precision, every fifth pair"] = differences_of(alone[part], exactly)
+    found.measured["the plain road and single precision, every fifth pair"] = differences_of(plainly[part], exactly)
     turned = found.measured["a call and the plain road"]["verdicts that differ"]
     found.expect(turned == 0, f"{turned} verdicts on real pairs differ from the plain road")
 
@@ -398,7 +401,11 @@ def compile_kernels(found: Found, device: str, names: list[str]) -> None:
         for sizes in ("[500, 2048]", "[3000, 8192]")
     }
     for label, process in running.items():
-        _, said = process.communicate()
+        try:
+            _, said = process.communicate(timeout=max(1.0, 90 - (time.perf_counter() - begin)))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said = "took more than 90 s"
         found.expect(process.returncode == 0, f"{label}: {said}")
         found.measured[f"{label}, s"] = time.perf_counter() - begin
 
@@ -484,26 +491,33 @@ def variable(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def rows_for(names: list[str], pairs: str | None, most: int) -> Iterator[Row]:
+def rows_for(names: list[str], pairs: list[str], most: int) -> list[Row]:
     """What is worth most comes first. The plain road's times are beside those of whole calls."""
-    yield Row("kernels", "compile_kernels", (names,), 100)
-    yield Row("conflicts", "check_conflicts", (), 20)
-    yield Row("conflicts, times", "time_conflicts", (), 20)
-    for name in names:
-        yield from rows_of(name, pairs, most)
+    rows = [
+        (place + 3 * number, row)
+        for number, name in enumerate(names)
+        for place, row in enumerate(rows_of(name, pairs, most))
+    ]
+    return [
+        Row("kernels", "compile_kernels", (names,), 100),
+        Row("conflicts", "check_conflicts", (), 20),
+        Row("conflicts, times", "time_conflicts", (), 20),
+        *(row for _, row in sorted(rows, key=lambda each: each[0])),
+    ]
 
 
-def rows_of(name: str, pairs: str | None, most: int) -> Iterator[Row]:
+def rows_of(name: str, pairs: list[str], most: int) -> Iterator[Row]:
     yield Row(f"{name}: calls", "check_calls", (name,), 40)
     if name in TIMED:
         yield Row(f"{name}: times of calls", "time_calls", (name, "graph"), 30)
         yield Row(f"{name}: times of batches", "time_batches", (name, "graph"), 30)
-    if pairs is not None:
+    if pairs:
         yield Row(f"{name}: real pairs", "check_real_pairs", (name, pairs, most), 60)
+    if name in TIMED:
+        yield Row(f"{name}: first call", "time_first_call", (name,), 40)
     yield Row(f"{name}: batches", "check_batches", (name,), 40)
     yield Row(f"{name}: errors", "check_errors", (name,), 20)
     if name in TIMED:
-        yield Row(f"{name}: first call", "time_first_call", (name,), 40)
         yield Row(f"{name}: times of calls, plain road", "time_calls", (name, "plain"), 30)
         yield Row(f"{name}: times of batches, plain road", "time_batches", (name, "plain"), 30)
 
@@ -541,12 +555,12 @@ class Worker:
             self.process = context.Process(target=work, args=(theirs, self.device), daemon=True)
             self.process.start()
             theirs.close()
-        self.connection.send((row.run, row.given))
         broken, result = True, {"failed": [f"took more than {limit:.0f} s"], "failures": 1}
         try:
+            self.connection.send((row.run, row.given))
             if self.connection.poll(limit):
                 result, broken = self.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             result = {"failed": ["the process died"], "failures": 1}
         if broken:
             self.stop()
@@ -578,7 +592,9 @@ def bars(results: dict[str, Any]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", help="a folder that 'ananet data build' wrote, for checks on real pairs")
+    parser.add_argument(
+        "--pairs", nargs="+", default=[], help="folders that 'ananet data build' wrote, for checks on real pairs"
+    )
     parser.add_argument("--limit", type=int, default=1000, help="at most so many real pairs (default: 1000)")
     parser.add_argument("--networks", default=",".join(NETWORKS), help="by commas (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=140, help="no row starts after this (default: 140)")
