@@ -214,6 +214,8 @@ def check_batches(found: Found, device: str, name: str) -> None:
     order = rng.permutation(len(pairs))[: len(pairs) // 2]
     for number, answer in zip(order, pruner.batch([pairs[number] for number in order]), strict=True):
         same_answer(found, f"pair {number} beside others", whole[number], answer)
+    for number in (0, 6):
+        same_answer(found, f"pair {number} in a batch of one", whole[number], pruner.batch([pairs[number]])[0])
     streamed = list(pruner.stream(iter(pairs)))
     found.expect(len(streamed) == len(pairs), "as many answers as pairs")
     for number, (one, other) in enumerate(zip(whole, streamed, strict=True)):

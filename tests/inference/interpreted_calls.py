@@ -80,9 +80,10 @@ def test_what_is_beside_a_pair_changes_nothing(monkeypatch):
     shapes = []
     monkeypatch.setattr(whole.calls, "_run", lambda shape, incoming, outgoing: shapes.append(shape))
     whole.batch([pairs[1], pairs[7]])
+    whole.batch([pairs[1]])
     list(whole.stream([pairs[1]]))
     whole(pairs[1])
-    assert [shape.alone for shape in shapes] == [False, False, True], "one among nothing is not alone"
+    assert [shape.alone for shape in shapes] == [False, False, False, True], "a batch of one is still a batch"
 
 
 def test_answers_come_as_the_points_came(monkeypatch):

@@ -164,7 +164,7 @@ class DeviceCalls:
             group, wait = under_way.popleft()
             found.update(zip(group, wait(), strict=True))
 
-        with self._alone():
+        with self._in_turn():
             for group, shape in groups:
                 if len(under_way) == GROUPS_UNDER_WAY:
                     take_first()
@@ -178,7 +178,7 @@ class DeviceCalls:
         return answers
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _in_turn(self) -> Iterator[None]:
         """Graphs share their memory, so one runs at a time, whatever thread or stream it comes from.
 
         Buffers are kept, so they are ordinary tensors even where the caller is in inference mode.
@@ -220,7 +220,7 @@ class DeviceCalls:
 
     def record(self, shape: Shape) -> None:
         """Compile and record what runs on a shape, before it is asked for."""
-        with self._alone():
+        with self._in_turn():
             incoming, outgoing = self._memory(shape)
             incoming[: shape.header].zero_()  # no pair has any match
             self._run(shape, incoming, outgoing)

@@ -81,7 +81,7 @@ class Pruner(ABC):
             given: K0 and K1, or size0 and size1; optionally ratio, mutual and scores. See `Correspondences`.
         """
         stay_on_one_thread_if_forked()
-        return self.batch([as_correspondences(points0, points1, given)])[0]
+        return self.start([as_correspondences(points0, points1, given)], alone=True)()[0]
 
     def __repr__(self) -> str:
         return f"<pruner {self.name}>"

@@ -50,7 +50,7 @@ class Best(Pruner):
         return self.chosen(matches).logits(matches)
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
-        return self.start(pairs, alone=True)()
+        return self.start(pairs)()
 
     @property
     def streamed_matches(self) -> int:

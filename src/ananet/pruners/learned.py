@@ -100,7 +100,7 @@ class LearnedPruner(Pruner):
         return self._logits([matches], self.progress)[0]
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
-        return self.start(pairs, alone=True)()
+        return self.start(pairs)()
 
     @property
     def streamed_matches(self) -> int:
