@@ -333,12 +333,17 @@ def test_unsigned_numbers_that_would_become_negative():
     assert Correspondences(torch.from_numpy(points), torch.from_numpy(points)).points0[0, 0] == 2.0**63
 
 
-def test_values_on_the_host_are_checked_in_any_case():
-    assert Correspondences.unchecked(points(3), points(3), K0=K, K1=K).values_are_checked
+def test_values_nobody_has_looked_at_yet():
+    matches = Correspondences.unchecked(points(3), points(3), K0=K, K1=K)
+    assert not matches.values_are_checked
+    matches.check_values()
+    assert matches.values_are_checked
     for given in (points(3), torch.from_numpy(points(3))):
         given[1] = np.nan
         with pytest.raises(InputError, match=r"points0: expected finite numbers, .* \(first: row 1\)"):
-            Correspondences.unchecked(given, points(3))
+            Correspondences.unchecked(given, points(3)).check_values()
+    with pytest.raises(InputError, match="scores: expected finite numbers"):  # which no network reads
+        Correspondences.unchecked(points(1), points(1), scores=[np.nan])
     with pytest.raises(TypeError, match="colour"):
         Correspondences.unchecked(points(3), points(3), colour=1)
 

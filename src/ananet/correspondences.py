@@ -99,13 +99,12 @@ class Correspondences:
 
     @classmethod
     def unchecked(cls, points0: Array, points1: Array, **given: Any) -> Correspondences:
-        """The same, but values on a GPU are not looked at yet, since that waits for the device.
+        """The same, but nobody has looked at the values yet: on a GPU, that is done by the kernel that reads them.
 
         Shapes and types are checked. Whoever takes such matches calls `check_values`, or finds out and then calls it.
         """
-        on_gpu = isinstance(points0, Tensor) and points0.device.type != "cpu"
         # No network reads these.
-        if not on_gpu or given.keys() - _READ_BY_NETWORKS:
+        if given.keys() - _READ_BY_NETWORKS:
             return cls(points0, points1, **given)
         pair = object.__new__(cls)
         pair._take(points0, points1, *(given.get(name) for name in _ARGUMENTS))

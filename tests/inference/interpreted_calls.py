@@ -78,7 +78,7 @@ def test_what_is_beside_a_pair_changes_nothing(monkeypatch):
     (streamed,) = whole.stream([pairs[1]])
     np.testing.assert_array_equal(streamed.logits, together[1].logits)
     shapes = []
-    monkeypatch.setattr(whole.calls, "_run", lambda shape, incoming, outgoing: shapes.append(shape))
+    monkeypatch.setattr(whole.calls, "_run", lambda shape, memory: shapes.append(shape))
     whole.batch([pairs[1], pairs[7]])
     whole.batch([pairs[1]])
     list(whole.stream([pairs[1]]))

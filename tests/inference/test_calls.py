@@ -37,7 +37,7 @@ def test_what_is_sent_can_be_read_back():
     m = make_problem(20, 10).matches
     bare = Correspondences(np.ones((3, 2)), np.zeros((3, 2)), size0=(100, 50), size1=(60, 80))
     side = ("ratio", "mutual", "size", "angle")
-    assert calls._pack(shape, numbers, [m, bare], side) == [0, 30, 33]
+    assert calls._pack(shape.split(numbers), [m, bare], side) == [0, 30, 33]
     for values in (numbers, torch.from_numpy(numbers)):
         cameras, start, points, side_numbers = shape.split(values)
         assert start.tolist() == [0, 30, 33, 33, 33]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -83,23 +83,34 @@ class Shape(NamedTuple):
     def answer_bytes(self) -> int:
         return self.flags + 9 * self.capacity
 
-    def split(self, numbers: Any) -> tuple[Any, Any, Any, Any]:
+    def cut(self, sent: Tensor, received: Tensor, *, on_host: bool) -> Memory:
+        """Both memories cut for this shape; their parts in numpy on the host, where it takes less time than torch."""
+        return Memory(
+            sent[: self.header],
+            sent[: self.numbers],
+            self.split(sent.numpy() if on_host else sent),
+            received[: self.flags],
+            received[: self.answer_bytes],
+            self.split_answer(received.numpy() if on_host else received),
+        )
+
+    def split(self, numbers: Any) -> Packed:
         """Cameras [B x numbers], starts [B + 1], pixels [2 x capacity x 2] and side numbers [k x capacity]."""
         cameras = self.batch * self.camera_numbers
         side = self.header + 4 * self.capacity
         whole = torch.int64 if isinstance(numbers, Tensor) else np.int64
-        return (
+        return Packed(
             numbers[:cameras].reshape(self.batch, -1),
             numbers[cameras : cameras + self.batch + 1].view(whole),
             numbers[self.header : side].reshape(2, self.capacity, 2),
             numbers[side : self.numbers].reshape(self.channels - 4, self.capacity),
         )
 
-    def split_answer(self, answer: Any) -> tuple[Any, Any, Any, Any]:
+    def split_answer(self, answer: Any) -> Found:
         """Flags [B], and logits, scores and verdicts [capacity] of what comes back."""
         torch_or_numpy = torch if isinstance(answer, Tensor) else np
         logits, scores, mask = (self.flags + times * self.capacity for times in (0, 4, 8))
-        return (
+        return Found(
             answer[: 4 * self.batch].view(torch_or_numpy.int32),
             answer[logits:scores].view(torch_or_numpy.float32),
             answer[scores:mask].view(torch_or_numpy.float32),
@@ -107,15 +118,50 @@ class Shape(NamedTuple):
         )
 
 
-class Slot(NamedTuple):
+class Packed(NamedTuple):
+    """The parts of what is sent; see `Shape.split`."""
+
+    cameras: Any
+    start: Any
+    points: Any
+    side_numbers: Any
+
+
+class Found(NamedTuple):
+    """The parts of what comes back; see `Shape.split_answer`."""
+
+    flags: Any
+    logits: Any
+    scores: Any
+    mask: Any
+
+
+class Memory(NamedTuple):
+    """Memory as a shape uses it: cutting it anew for every call would take longer than the copies."""
+
+    header: Tensor
+    numbers: Tensor
+    packed: Packed
+    flags: Tensor
+    answer: Tensor
+    found: Found
+
+
+class Slot:
     """Memory of the host that the device reads and writes by itself."""
 
-    sent: Tensor
-    """float64"""
-    received: Tensor
-    """uint8"""
-    done: Any
-    """CUDA event; None without CUDA."""
+    def __init__(self, size: int, on_gpu: bool) -> None:
+        self.sent = torch.empty(size, dtype=torch.float64, pin_memory=on_gpu)
+        # A match has at least four numbers, and 9 bytes of answers.
+        self.received = torch.empty(3 * size + 64, dtype=torch.uint8, pin_memory=on_gpu)
+        self.done = torch.cuda.Event() if on_gpu else None
+        self._cut: dict[Shape, Memory] = {}
+
+    def cut(self, shape: Shape) -> Memory:
+        memory = self._cut.get(shape)
+        if memory is None:
+            memory = self._cut[shape] = shape.cut(self.sent, self.received, on_host=True)
+        return memory
 
 
 class DeviceCalls:
@@ -140,6 +186,7 @@ class DeviceCalls:
         # Not the engine's, whose graphs wait for nobody.
         self.pool = None if engine.pool is None else torch.cuda.graph_pool_handle()
         self._buffers: tuple[Tensor, Tensor] | None = None
+        self._cut: dict[Shape, Memory] = {}
         self._slots: dict[int, list[Slot]] = defaultdict(list)
         self._last: Any = None
         """CUDA event after the last run, which is the only one that may still use the buffers."""
@@ -154,9 +201,10 @@ class DeviceCalls:
         for pair in pairs:
             if not pair.values_are_checked and self._leaves_unread(pair):
                 pair.check_values()
-        groups = list(self.groups([len(pair) for pair in pairs]))
         if alone and len(pairs) == 1:
-            groups = [([0], Shape(1, bucket(len(pairs[0])), self.channels, alone=True))]
+            with self._in_turn():
+                return self._send(pairs, Shape(1, bucket(len(pairs[0])), self.channels, alone=True))
+        groups = self.groups([len(pair) for pair in pairs])
         found: dict[int, Answer] = {}
         under_way: deque[tuple[list[int], Callable[[], list[Answer]]]] = deque()
 
@@ -183,12 +231,8 @@ class DeviceCalls:
 
         Buffers are kept, so they are ordinary tensors even where the caller is in inference mode.
         """
-        with (
-            self.engine.lock,
-            torch.inference_mode(False),
-            torch.no_grad(),
-            torch.cuda.device_of(self.engine.encoder.vectors),
-        ):
+        ordinary = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+        with self.engine.lock, ordinary, torch.cuda.device_of(self.engine.encoder.vectors):
             if self._last is not None:
                 self._last.wait()
             yield
@@ -221,42 +265,47 @@ class DeviceCalls:
     def record(self, shape: Shape) -> None:
         """Compile and record what runs on a shape, before it is asked for."""
         with self._in_turn():
-            incoming, outgoing = self._memory(shape)
-            incoming[: shape.header].zero_()  # no pair has any match
-            self._run(shape, incoming, outgoing)
+            memory = self._memory(shape)
+            memory.header.zero_()  # no pair has any match
+            self._run(shape, memory)
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
 
     def _send(self, pairs: Sequence[Correspondences], shape: Shape) -> Callable[[], list[Answer]]:
-        slot = self._slot(shape)
-        start = _pack(shape, slot.sent.numpy(), pairs, self.side)
+        slot, device = self._slot(shape), self._memory(shape)
+        host = slot.cut(shape)
+        start = _pack(host.packed, pairs, self.side)
         on_host = [_on_host(pair) for pair in pairs]
-        sent = shape.numbers if any(on_host) else shape.header
-        incoming, outgoing = self._memory(shape)
-        incoming[:sent].copy_(slot.sent[:sent], non_blocking=True)
+        if any(on_host):
+            device.numbers.copy_(host.numbers, non_blocking=True)
+        else:
+            device.header.copy_(host.header, non_blocking=True)
         if not all(on_host):
-            _pack_on_device(shape, incoming, pairs, start, self.side)
-        self._run(shape, incoming, outgoing)
-        on_device = None if all(on_host) else outgoing[: shape.answer_bytes].clone()
-        received = shape.answer_bytes if any(on_host) else shape.flags
-        slot.received[:received].copy_(outgoing[:received], non_blocking=True)
+            _pack_on_device(device.packed, pairs, start, self.side)
+        self._run(shape, device)
+        kept = None if all(on_host) else device.answer.clone()
+        if any(on_host):
+            host.answer.copy_(device.answer, non_blocking=True)
+        else:
+            host.flags.copy_(device.flags, non_blocking=True)
         if slot.done is not None:
             slot.done.record()
             self._last = slot.done
+        # While the device works.
+        on_device = None if kept is None else shape.split_answer(kept)
 
         def answers() -> list[Answer]:
             if slot.done is not None:
                 slot.done.synchronize()
-            bad, *found = shape.split_answer(slot.received.numpy())
-            flagged = [pair for pair, flag in zip(pairs, bad, strict=False) if flag and not pair.values_are_checked]
-            on_host_now = [values[: start[-1]].copy() for values in found] if any(on_host) else []
+            found = Found(*(values[: start[-1]].copy() for values in host.found)) if any(on_host) else None
+            flags = host.found.flags[: len(pairs)].tolist()
             if shape.capacity <= LARGEST_GRAPH:  # the others take much memory, and little of their time to get it
                 self._slots[_next_power_of_2(shape.numbers)].append(slot)
-            for pair in flagged:
-                pair.check_values()
-            on_device_now = [] if on_device is None else list(shape.split_answer(on_device)[1:])
+            for pair, flag in zip(pairs, flags, strict=True):
+                if flag and not pair.values_are_checked:
+                    pair.check_values()
             return [
-                _answer(pair, on_host_now if here else on_device_now, a, b)
+                _answer(pair, found if here else on_device, a, b)
                 for pair, here, a, b in zip(pairs, on_host, start, start[1:], strict=False)
             ]
 
@@ -264,25 +313,21 @@ class DeviceCalls:
 
     def _slot(self, shape: Shape) -> Slot:
         size = _next_power_of_2(shape.numbers)
-        if self._slots[size]:
-            return self._slots[size].pop()
-        pinned = self.device.type == "cuda"
-        return Slot(
-            torch.empty(size, dtype=torch.float64, pin_memory=pinned),
-            # A match has at least four numbers, and 9 bytes of answers.
-            torch.empty(3 * size + 64, dtype=torch.uint8, pin_memory=pinned),
-            torch.cuda.Event() if pinned else None,
-        )
+        free = self._slots[size]
+        return free.pop() if free else Slot(size, self.device.type == "cuda")
 
-    def _memory(self, shape: Shape) -> tuple[Tensor, Tensor]:
+    def _memory(self, shape: Shape) -> Memory:
         """What kernels read and write: the same for all graphs, since one runs at a time."""
         if shape.capacity > LARGEST_GRAPH:
-            return self._allocated(shape)
+            return shape.cut(*self._allocated(shape), on_host=False)
         if self._buffers is None:
             # Many small pairs have the most cameras.
             most = Shape(LARGEST_GRAPH // SMALLEST_BUCKET, SMALLEST_BUCKET, self.channels, alone=False)
             self._buffers = self._allocated(most)
-        return self._buffers
+        memory = self._cut.get(shape)
+        if memory is None:
+            memory = self._cut[shape] = shape.cut(*self._buffers, on_host=False)
+        return memory
 
     def _allocated(self, shape: Shape) -> tuple[Tensor, Tensor]:
         return (
@@ -290,26 +335,26 @@ class DeviceCalls:
             torch.empty(shape.answer_bytes, dtype=torch.uint8, device=self.device),
         )
 
-    def _run(self, shape: Shape, incoming: Tensor, outgoing: Tensor) -> None:
+    def _run(self, shape: Shape, memory: Memory) -> None:
         """Launch all kernels on what has come in, at once where they were recorded."""
         if self.pool is None or shape.capacity > LARGEST_GRAPH:
-            return self._launch(shape, incoming, outgoing)
+            return self._launch(shape, memory)
         replay = self.graphs.pop(shape, None)
         if replay is None:
             if DeviceCalls.tell is not None and not self.graphs:
                 DeviceCalls.tell("preparing GPU kernels; the first time on a machine they are compiled for a minute")
-            replay, _ = record(lambda: self._launch(shape, incoming, outgoing), self.pool)
+            replay, _ = record(lambda: self._launch(shape, memory), self.pool)
         self.graphs[shape] = replay
         if len(self.graphs) > GRAPHS_KEPT:
             self.graphs.popitem(last=False)
         return replay()
 
-    def _launch(self, shape: Shape, incoming: Tensor, outgoing: Tensor) -> None:
+    def _launch(self, shape: Shape, memory: Memory) -> None:
         from ananet.fused_conflicts import lower_conflicting
         from ananet.inference import call_kernels
 
-        cameras, start, points, side_numbers = shape.split(incoming)
-        bad, logits, scores, mask = shape.split_answer(outgoing)
+        cameras, start, points, side_numbers = memory.packed
+        bad, logits, scores, mask = memory.found
         matches = torch.empty(shape.batch, shape.length, shape.channels, device=self.device)
         lengths = torch.empty(shape.batch, dtype=torch.int32, device=self.device)
         place = torch.empty(shape.capacity, dtype=torch.int32, device=self.device)
@@ -356,15 +401,19 @@ def _on_host(pair: Correspondences) -> bool:
     return pair.points0.device.type == "cpu"
 
 
-def _pack(shape: Shape, numbers: np.ndarray, pairs: Sequence[Correspondences], side: Sequence[str]) -> list[int]:
+def _pack(packed: Packed, pairs: Sequence[Correspondences], side: Sequence[str]) -> list[int]:
     """Write what the device needs of pairs, but for values that are there already; where each pair begins."""
-    cameras, start, points, side_numbers = shape.split(numbers)
+    cameras, start, points, side_numbers = packed
     begins = [0]
     for row, pair in zip(cameras, pairs, strict=False):
         begin, end = begins[-1], begins[-1] + len(pair)
         begins.append(end)
         on_host = _on_host(pair)
-        row[:18] = _camera_numbers(pair, on_host)
+        if pair.K0 is None or pair.K1 is None:
+            row[:18] = _cameras_by_size(pair)
+        elif on_host:
+            row[:9] = pair.K0.numpy().ravel()
+            row[9:18] = pair.K1.numpy().ravel()
         row[18:24] = (*_view(pair.size0), *_view(pair.size1))
         if on_host:
             points[0, begin:end] = pair.points0.numpy()
@@ -387,19 +436,14 @@ def _view(size: tuple[float, float] | None) -> tuple[float, float, float]:
     return -margin, size[0] + margin, size[1] + margin
 
 
-def _camera_numbers(pair: Correspondences, on_host: bool) -> Any:
-    """[18] K0 and K1, or what stands for them where only the size of an image is known."""
-    if pair.K0 is None or pair.K1 is None:
-        sizes = pair.sizes_for_cameras()
-        return [
-            number
-            for width, height in sizes
-            for focal in [FOCAL_GUESS * max(width, height)]
-            for number in (focal, 0.0, width / 2, 0.0, focal, height / 2, 0.0, 0.0, 1.0)
-        ]
-    if not on_host:
-        return 0.0  # they are on the device, too
-    return np.concatenate([pair.K0.numpy().ravel(), pair.K1.numpy().ravel()])
+def _cameras_by_size(pair: Correspondences) -> list[float]:
+    """[18] what stands for K0 and K1 where only the sizes of images are known."""
+    return [
+        number
+        for width, height in pair.sizes_for_cameras()
+        for focal in [FOCAL_GUESS * max(width, height)]
+        for number in (focal, 0.0, width / 2, 0.0, focal, height / 2, 0.0, 0.0, 1.0)
+    ]
 
 
 def _side_numbers(pair: Correspondences, side: Sequence[str]) -> Iterator[tuple[str, Tensor | None]]:
@@ -416,29 +460,36 @@ def _side_numbers(pair: Correspondences, side: Sequence[str]) -> Iterator[tuple[
 
 
 def _pack_on_device(
-    shape: Shape, incoming: Tensor, pairs: Sequence[Correspondences], start: Sequence[int], side: Sequence[str]
+    packed: Packed, pairs: Sequence[Correspondences], start: Sequence[int], side: Sequence[str]
 ) -> None:
-    """Write the values that are on a device already."""
-    cameras, _, points, side_numbers = shape.split(incoming)
+    """Write the values that are on a device already, all of them by one call."""
+    cameras, _, points, side_numbers = packed
+    to: list[Tensor] = []
+    values: list[Tensor] = []
     for row, pair, begin, end in zip(cameras, pairs, start, start[1:], strict=False):
         if _on_host(pair):
             continue
         if pair.K0 is not None and pair.K1 is not None:
-            row[:9].copy_(pair.K0.reshape(9))
-            row[9:18].copy_(pair.K1.reshape(9))
-        points[0, begin:end].copy_(pair.points0)
-        points[1, begin:end].copy_(pair.points1)
-        for column, (_, values) in enumerate(_side_numbers(pair, side)):
-            to = side_numbers[column, begin:end]
-            to.fill_(math.nan) if values is None else to.copy_(values)
+            to += [row[:9], row[9:18]]
+            values += [pair.K0.reshape(9), pair.K1.reshape(9)]
+        to += [points[0, begin:end], points[1, begin:end]]
+        values += [pair.points0, pair.points1]
+        for column, (_, known) in enumerate(_side_numbers(pair, side)):
+            if known is None:
+                side_numbers[column, begin:end].fill_(math.nan)
+            else:
+                to.append(side_numbers[column, begin:end])
+                values.append(known)
+    torch._foreach_copy_(to, values)
 
 
-def _answer(pair: Correspondences, found: list[Any], begin: int, end: int) -> Answer:
+def _answer(pair: Correspondences, found: Found | None, begin: int, end: int) -> Answer:
     """What was found of one pair among all, in numpy if the pair came as numpy, else on its device."""
-    logits, scores, mask = (values[begin:end] for values in found)
-    if pair.given_as_numpy and isinstance(logits, np.ndarray):
+    assert found is not None
+    mask, scores, logits = found.mask[begin:end], found.scores[begin:end], found.logits[begin:end]
+    if pair.given_as_numpy and isinstance(mask, np.ndarray):
         return Answer(mask, scores, logits)
-    logits, scores, mask = (torch.as_tensor(values).to(pair.points0.device) for values in (logits, scores, mask))
     if pair.given_as_numpy:
         return Answer(mask.cpu().numpy(), scores.cpu().numpy(), logits.cpu().numpy())
-    return Answer(mask, scores, logits)
+    device = pair.points0.device
+    return Answer(*(torch.as_tensor(values).to(device) for values in (mask, scores, logits)))

@@ -163,11 +163,12 @@ class LearnedPruner(Pruner):
 
         Matches out of view are not shown to the network, and are wrong.
         """
+        pairs = [pair.to(self.device) for pair in pairs]
         inputs = [network_input(pair, self.network.settings.side) for pair in pairs]
         inside = [within_view(pair, x[:, :4]) for pair, x in zip(pairs, inputs, strict=True)]
-        found = self._scored([x[seen].to(self.device) for x, seen in zip(inputs, inside, strict=True)], progress)
+        found = self._scored([x[seen] for x, seen in zip(inputs, inside, strict=True)], progress)
         return [
-            torch.full(seen.shape, self._wrong, device=self.device).masked_scatter_(seen.to(self.device), logits)
+            torch.full(seen.shape, self._wrong, device=self.device).masked_scatter_(seen, logits)
             for seen, logits in zip(inside, found, strict=True)
         ]
 
