@@ -10,6 +10,7 @@ def test_list(run):
     assert "@neighbours=4/6/8  a list of whole numbers" in lines
     assert "@rotation=true  true or false" in lines
     assert "@conflict_odds=30.0  a number" in lines
+    assert {"Detectors (--detector):", "Matchers (--matcher):", "Estimators (--estimator):"} <= set(lines)
 
 
 def test_list_as_json(run):
@@ -24,3 +25,4 @@ def test_list_as_json(run):
         "threshold": {"type": "a number", "default": "6.0"},
     }
     assert listed["pruners"]["all"]["options"] == {}
+    assert "poselib" in listed["estimators"] and listed["detectors"]["aliked"]["licence"] == "BSD-3-Clause"

@@ -21,7 +21,7 @@ COMMANDS = {
     "hloc": "prune the matches of hloc",
     "export": "write a trained network as an ONNX file",
     "demo": "prune the matches of a photo pair with known geometry, and show the result",
-    "list": "list the pruners",
+    "list": "list pruners, detectors, matchers and estimators",
     "bulk": "prune millions of pairs, on one machine or a cluster",
     "web": "start a page in the browser, and an HTTP service",
     "data": "make training pairs from photos",

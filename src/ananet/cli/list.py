@@ -1,4 +1,4 @@
-"""`ananet list`: the pruners by name, and their options; detectors and matchers, and the licences of their weights."""
+"""`ananet list`: pruners by name, and their options; detectors, matchers and estimators, and licences of weights."""
 
 import argparse
 
@@ -12,19 +12,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from ananet.defaults import PRUNER
+    from ananet.estimators import ESTIMATORS
     from ananet.features import DETECTORS, MATCHERS
     from ananet.names import option_text
     from ananet.pruners import describe_pruners
 
     pruners = describe_pruners()
-    detectors, matchers = (
-        {
+    others = {
+        kind: {
             name: {"summary": (make.__doc__ or "").partition("\n")[0], "licence": getattr(make, "licence", None)}
             for name in registry.names
             for make in [registry[name]]
         }
-        for registry in (DETECTORS, MATCHERS)
-    )
+        for kind, registry in (("detector", DETECTORS), ("matcher", MATCHERS), ("estimator", ESTIMATORS))
+    }
     if arguments.json:
         described = {
             name: {
@@ -36,14 +37,14 @@ def run(arguments: argparse.Namespace) -> int:
             }
             for name, found in pruners.items()
         }
-        print_json({"default": PRUNER, "pruners": described, "detectors": detectors, "matchers": matchers})
+        print_json({"default": PRUNER, "pruners": described} | {f"{kind}s": found for kind, found in others.items()})
         return 0
     width = max(map(len, pruners))
     for name, found in pruners.items():
         print(f"{name:{width}}  {found.summary}{' (default)' if name == PRUNER else ''}")
         for option, of in found.options.items():
             print(f"{'':{width}}    @{option}={option_text(of.default)}  {describe(of.kind)}")
-    for kind, found_of_kind in (("detector", detectors), ("matcher", matchers)):
+    for kind, found_of_kind in others.items():
         print(f"\n{kind.capitalize()}s (--{kind}):")
         for name, one in found_of_kind.items():
             licence = f" Weights: {one['licence']}." if one["licence"] else ""
