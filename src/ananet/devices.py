@@ -1,6 +1,7 @@
-"""Where networks run."""
+"""Where networks run, and on how many threads."""
 
 import os
+import sys
 
 import torch
 
@@ -8,6 +9,8 @@ from ananet.errors import InputError
 
 # Environment variable: "plain" turns off whole calls in one CUDA graph, and the kernels around the network.
 CALLS_VARIABLE = "ANANET_CALLS"
+# Where threads of torch and OpenCV may have been started.
+_home_process = os.getpid()
 
 
 def plain_calls() -> bool:
@@ -31,3 +34,17 @@ def choose_device(device: str | torch.device) -> torch.device:
         reason = str(error).splitlines()[0]
         raise InputError(f"device: expected 'auto', 'cpu' or a GPU that is here, got {device!r} ({reason})") from None
     return chosen
+
+
+def stay_on_one_thread_if_forked() -> None:
+    """Let torch and OpenCV work on one thread in a process that was forked.
+
+    A fork copies the calling thread alone: whoever waits for the other threads of its parent waits forever.
+    """
+    global _home_process
+    if os.getpid() == _home_process:
+        return
+    _home_process = os.getpid()
+    torch.set_num_threads(1)
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(1)

@@ -1,5 +1,9 @@
 """Nearest neighbours against brute force and OpenCV, and what travels along with a match."""
 
+import os
+import subprocess
+import sys
+
 import cv2
 import numpy as np
 import pytest
@@ -169,3 +173,26 @@ def test_several_matches_of_a_keypoint():
     np.testing.assert_array_equal(matches.sizes1.numpy(), features1.sizes[second])
     with pytest.raises(InputError, match="neighbours: expected a whole number of at least 1, got 0"):
         match(features0, features1, neighbours=0)
+
+
+FORKED = """
+import multiprocessing
+import numpy as np, torch
+from ananet.features.matching import nearest_neighbours
+
+torch.set_num_threads(2)
+a, b = np.random.default_rng(0).random((2, 1500, 128), np.float32)
+
+def count(_):
+    return int(nearest_neighbours(a, b).mutual.sum())
+
+before = count(0)
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert pool.map(count, range(2)) == [before, before]
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_matches_too():
+    finished = subprocess.run([sys.executable, "-c", FORKED], timeout=120, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr

@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from ananet.checks import check_whole_number
 from ananet.correspondences import Array, Correspondences
+from ananet.devices import stay_on_one_thread_if_forked
 from ananet.errors import InputError
 from ananet.features.base import Features, as_array
 
@@ -126,6 +128,7 @@ def nearest_neighbours(descriptors0: np.ndarray, descriptors1: np.ndarray, neigh
         neighbours: number of neighbours per descriptor; fewer if the second set has fewer.
     """
     check_whole_number("neighbours", neighbours, 1)
+    stay_on_one_thread_if_forked()
     descriptors0, descriptors1 = as_array("descriptors0", descriptors0), as_array("descriptors1", descriptors1)
     a, b = _as_vectors("descriptors0", descriptors0), _as_vectors("descriptors1", descriptors1)
     if a.shape[1] != b.shape[1] or (descriptors0.dtype == np.uint8) != (descriptors1.dtype == np.uint8):
@@ -149,7 +152,8 @@ def nearest_neighbours(descriptors0: np.ndarray, descriptors1: np.ndarray, neigh
     for start in range(0, count, ROWS_AT_ONCE):
         rows = slice(start, min(start + ROWS_AT_ONCE, count))
         similarity = block[: rows.stop - start]
-        np.matmul(a[rows], b, out=similarity)
+        # By torch: numpy's threads go on spinning for a while, and take a core from the pruner.
+        torch.mm(torch.from_numpy(a[rows]), torch.from_numpy(b), out=torch.from_numpy(similarity))
         np.maximum(best_of_column, similarity.max(axis=0), out=best_of_column)
         every = np.arange(rows.stop - start)
         for rank, nearest in enumerate(index):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,12 +13,11 @@ import torch
 from torch import Tensor
 
 from ananet.correspondences import Array, Correspondences
+from ananet.devices import stay_on_one_thread_if_forked
 from ananet.errors import InputError
 
 Item = TypeVar("Item")
 
-# Where threads of torch and OpenCV may have been started.
-_home_process = os.getpid()
 # What lies farther from the median than this many pixels is no place of an image.
 LARGEST_DISTANCE = 1e6
 # On a GPU `stream` batches pairs up to so many matches or so many pairs.
@@ -164,20 +161,6 @@ def as_correspondences(
     if points1 is not None or given:
         raise InputError("expected either Correspondences alone or points0 and points1, got both")
     return points0
-
-
-def stay_on_one_thread_if_forked() -> None:
-    """Let torch and OpenCV work on one thread in a process that was forked.
-
-    A fork copies the calling thread alone: whoever waits for the other threads of its parent waits forever.
-    """
-    global _home_process
-    if os.getpid() == _home_process:
-        return
-    _home_process = os.getpid()
-    torch.set_num_threads(1)
-    if "cv2" in sys.modules:
-        sys.modules["cv2"].setNumThreads(1)
 
 
 def check_pairs(pairs: Sequence[Correspondences], *, values: bool = True) -> None:
