@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.cameras import FOCAL_GUESS
+from ananet.cameras import FOCAL_GUESS, camera_matrix
 from ananet.conflicts import APART, doubt_at
 from ananet.correspondences import Correspondences
 from ananet.inference.ananet.fused import LARGEST_GRAPH, SMALLEST_BUCKET, FusedANANet, bucket, record
@@ -436,14 +436,10 @@ def _view(size: tuple[float, float] | None) -> tuple[float, float, float]:
     return -margin, size[0] + margin, size[1] + margin
 
 
-def _cameras_by_size(pair: Correspondences) -> list[float]:
+def _cameras_by_size(pair: Correspondences) -> np.ndarray:
     """[18] what stands for K0 and K1 where only the sizes of images are known."""
-    return [
-        number
-        for width, height in pair.sizes_for_cameras()
-        for focal in [FOCAL_GUESS * max(width, height)]
-        for number in (focal, 0.0, width / 2, 0.0, focal, height / 2, 0.0, 0.0, 1.0)
-    ]
+    sizes = np.array(pair.sizes_for_cameras())
+    return np.concatenate([camera_matrix(*[FOCAL_GUESS * max(size)] * 2, *size / 2).ravel() for size in sizes])
 
 
 def _side_numbers(pair: Correspondences, side: Sequence[str]) -> Iterator[tuple[str, Tensor | None]]:
