@@ -24,11 +24,9 @@ Size = tuple[float, float] | Array
 PER_MATCH = (
     "points0", "points1", "ratio", "mutual", "scores", "sizes0", "sizes1", "angles0", "angles1", "indices",
 )  # fmt: skip
-# What a constructor takes beside the points, in its order.
-_ARGUMENTS = (
-    "K0", "K1", "size0", "size1", "ratio", "mutual", "scores", "sizes0", "sizes1", "angles0", "angles1", "indices",
-)  # fmt: skip
-_READ_BY_NETWORKS = set(_ARGUMENTS) - {"scores", "indices"}
+_READ_BY_NETWORKS = {
+    "K0", "K1", "size0", "size1", "ratio", "mutual", "sizes0", "sizes1", "angles0", "angles1",
+}  # fmt: skip
 
 
 class Correspondences:
@@ -104,28 +102,28 @@ class Correspondences:
         Shapes and types are checked. Whoever takes such matches calls `check_values`, or finds out and then calls it.
         """
         # No network reads these.
-        if given.keys() - _READ_BY_NETWORKS:
+        if not given.keys() <= _READ_BY_NETWORKS:
             return cls(points0, points1, **given)
         pair = object.__new__(cls)
-        pair._take(points0, points1, *(given.get(name) for name in _ARGUMENTS))
+        pair._take(points0, points1, **given)
         return pair
 
     def _take(
         self,
         points0: Array,
         points1: Array,
-        K0: Array | None,
-        K1: Array | None,
-        size0: Size | None,
-        size1: Size | None,
-        ratio: Array | None,
-        mutual: Array | None,
-        scores: Array | None,
-        sizes0: Array | None,
-        sizes1: Array | None,
-        angles0: Array | None,
-        angles1: Array | None,
-        indices: Array | None,
+        K0: Array | None = None,
+        K1: Array | None = None,
+        size0: Size | None = None,
+        size1: Size | None = None,
+        ratio: Array | None = None,
+        mutual: Array | None = None,
+        scores: Array | None = None,
+        sizes0: Array | None = None,
+        sizes1: Array | None = None,
+        angles0: Array | None = None,
+        angles1: Array | None = None,
+        indices: Array | None = None,
     ) -> None:
         """Everything but a look at the values."""
         self.values_are_checked = False
@@ -139,7 +137,8 @@ class Correspondences:
             )
         if self.points0.dtype != self.points1.dtype:
             self.points0, self.points1 = self.points0.double(), self.points1.double()
-        self.points1 = self.points1.to(self.points0.device)
+        if self.points0.device != self.points1.device:
+            self.points1 = self.points1.to(self.points0.device)
 
         for name0, value0, name1, value1 in (
             ("K0", K0, "K1", K1),
@@ -212,7 +211,7 @@ class Correspondences:
         return tensor.to(self.points0.device, torch.int64)
 
     def __len__(self) -> int:
-        return len(self.points0)
+        return self.points0.shape[0]  # in a third of the time of len()
 
     def __repr__(self) -> str:
         known = ("K0", "size0", *(name for name in PER_MATCH[2:] if not name.endswith("1")))
@@ -325,7 +324,7 @@ def _tensor(name: str, values: Array) -> Tensor:
         if values.layout != torch.strided or values.is_quantized or values.device.type == "meta":
             kind = "meta" if values.device.type == "meta" else "quantised" if values.is_quantized else "sparse"
             raise InputError(f"{name}: expected a plain tensor, got a {kind} one")
-        return values.detach()
+        return values.detach() if values.requires_grad else values
     if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
         raise InputError(f"{name}: expected an array without gaps, got a masked one; leave out the masked matches")
     try:
@@ -376,6 +375,8 @@ def _camera(name: str, values: Array, like: Tensor) -> Tensor:
     K = _real(name, _tensor(name, values))
     if K.shape != (3, 3):
         raise InputError(f"{name}: expected shape (3, 3), got {tuple(K.shape)}")
+    if K.dtype == like.dtype and K.device == like.device:
+        return K
     # Without waiting for a GPU to have them: nobody changes the copy that is on its way.
     return K.to(like.device, like.dtype, non_blocking=K.device.type == "cpu")
 

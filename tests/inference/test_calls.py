@@ -37,9 +37,16 @@ def test_what_is_sent_can_be_read_back():
     m = make_problem(20, 10).matches
     bare = Correspondences(np.ones((3, 2)), np.zeros((3, 2)), size0=(100, 50), size1=(60, 80))
     side = ("ratio", "mutual", "size", "angle")
-    assert calls._pack(shape.split(numbers), [m, bare], side) == [0, 30, 33]
+    device = shape.split(torch.empty(shape.numbers, dtype=torch.float64))
+    assert calls._pack(shape.split(numbers), device, [m, bare], side) == [0, 30, 33]
     for values in (numbers, torch.from_numpy(numbers)):
-        cameras, start, points, side_numbers = shape.split(values)
+        cameras, addresses, start, points, side_numbers = shape.split(values)
+        assert addresses[1].tolist() == [
+            device.cameras[1].data_ptr(),
+            device.cameras[1, 9:].data_ptr(),
+            device.points[0, 30].data_ptr(),
+            device.points[1, 30].data_ptr(),
+        ]
         assert start.tolist() == [0, 30, 33, 33, 33]
         np.testing.assert_array_equal(cameras[0, :9], m.K0.ravel())
         np.testing.assert_allclose(cameras[1, :18], [70, 0, 50, 0, 70, 25, 0, 0, 1, 56, 0, 30, 0, 56, 40, 0, 0, 1])
@@ -49,7 +56,7 @@ def test_what_is_sent_can_be_read_back():
         np.testing.assert_array_equal(side_numbers[0, :30], m.ratio)
         np.testing.assert_array_equal(side_numbers[1, :30], m.mutual)
         assert np.isnan(np.asarray(side_numbers)[2:, :33]).all() and np.isnan(np.asarray(side_numbers)[:, 30:33]).all()
-    assert np.isnan(np.asarray(cameras)[1, 24:]).all() and cameras[0, 24:28].tolist() == [0, 1, 0, 1]
+    assert np.isnan(np.asarray(cameras)[1, 30:]).all() and cameras[0, 30:34].tolist() == [0, 1, 0, 1]
 
 
 def test_answers_lie_where_kernels_can_read_them_fast():
@@ -73,3 +80,17 @@ def test_side_input_that_is_not_known_is_nothing():
 def test_shapes_to_prepare():
     found = device_calls()
     assert found.shapes_of([2048, 2000]) == [Shape(1, 2048, 4, True), Shape(32, 2048, 4, False)]
+
+
+def test_what_is_on_a_device_is_read_there():
+    m = make_problem(20, 10).matches
+    here = torch.device("cpu")
+    for as_it_is in (m, m.changed(K0=None, K1=None), m.in_double()):
+        assert calls._readable(as_it_is, here) is as_it_is
+    gaps = m.points0.repeat_interleave(2, 0)[::2]
+    for other in (m.changed(points0=gaps), m.changed(K0=m.K0.double()), m.changed(points1=m.points1.half())):
+        found = calls._readable(other, here)
+        for name in ("points0", "points1", "K0", "K1"):
+            values = getattr(found, name)
+            assert values.dtype == torch.float64 and values.is_contiguous()
+            assert torch.equal(values, getattr(other, name).double())

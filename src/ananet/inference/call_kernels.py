@@ -17,16 +17,18 @@ LARGEST_FLOAT: tl.constexpr = tl.constexpr(3.4028234663852886e38)
 
 @triton.jit
 def gather(
-    CAMERAS, START, NUMBERS, SIDE, MATCHES, PLACE, LENGTHS, BAD, N,
-    CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+    CAMERAS, ADDRESSES, START, SIDE_NUMBERS, SIDE, MATCHES, PLACE, LENGTHS, BAD, N,
+    ROW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Normalise the matches of a pair, and move those within view to the front. One program a pair.
 
     Args:
-        CAMERAS: [B x (24 + 2 side)] float64: K0 and K1; least coordinate, most x and most y in pixels of either image;
-            least and most of each side number, NaN where it is not known.
+        CAMERAS: [B x ROW] float64: K0 and K1, where they are not elsewhere; least coordinate, most x and most y in
+            pixels of either image; four addresses; whether points and cameras are in single precision; least and most
+            of each side number, NaN where it is not known.
+        ADDRESSES: the same memory as int64, from the addresses on: of K0, K1, and the points in either image.
         START: [B + 1] int64, where the matches of each pair begin.
-        NUMBERS: float64: pixels [2 x BN x 2] of either image, then raw side numbers [side x BN].
+        SIDE_NUMBERS: [side x BN] float64, as they came.
         SIDE: [BN x side] float32, what the network reads of these.
         MATCHES: [B x N x (4 + side)] float32, written.
         PLACE: [S] int32, written: where each match went, -1 if nowhere.
@@ -37,15 +39,22 @@ def gather(
     start = tl.load(START + pair)
     count = (tl.load(START + pair + 1) - start).to(tl.int32)
     capacity = tl.num_programs(0).to(tl.int64) * N
-    K0 = CAMERAS + pair * (24 + 2 * (CHANNELS - 4))
-    bad = _bad_camera(K0) | _bad_camera(K0 + 9)
+    row = CAMERAS + pair * ROW
+    some = count > 0  # else the addresses lead nowhere
+    single_points = tl.load(row + 28) != 0
+    single_cameras = tl.load(row + 29) != 0
+    addresses = ADDRESSES + pair * ROW
+    fx0, skew0, cx0, fy0, cy0, bad0 = _camera(tl.load(addresses), single_cameras, some)
+    fx1, skew1, cx1, fy1, cy1, bad1 = _camera(tl.load(addresses + 1), single_cameras, some)
+    points0 = tl.load(addresses + 2)
+    points1 = tl.load(addresses + 3)
+    bad = bad0 | bad1
     placed = 0
     for first in range(0, count, BLOCK):
         n = first + tl.arange(0, BLOCK)
         inside = n < count
-        points = NUMBERS + (start + n) * 2
-        x0, y0, seen0, finite0 = _point(points, K0, K0 + 18, inside)
-        x1, y1, seen1, finite1 = _point(points + 2 * capacity, K0 + 9, K0 + 21, inside)
+        x0, y0, seen0, finite0 = _point(points0, single_points, n, inside, fx0, skew0, cx0, fy0, cy0, row + 18)
+        x1, y1, seen1, finite1 = _point(points1, single_points, n, inside, fx1, skew1, cx1, fy1, cy1, row + 21)
         seen = inside & seen0 & seen1
         wrong = (~(finite0 & finite1)).to(tl.int32)
         place = placed + tl.cumsum(seen.to(tl.int32), 0) - 1
@@ -55,9 +64,9 @@ def gather(
         tl.store(to + 2, x1, mask=seen)
         tl.store(to + 3, y1, mask=seen)
         for side in tl.static_range(CHANNELS - 4):
-            number = tl.load(NUMBERS + (4 + side) * capacity + start + n, mask=inside, other=0.0)
-            least = tl.load(K0 + 24 + 2 * side)
-            most = tl.load(K0 + 25 + 2 * side)
+            number = tl.load(SIDE_NUMBERS + side * capacity + start + n, mask=inside, other=0.0)
+            least = tl.load(row + 30 + 2 * side)
+            most = tl.load(row + 31 + 2 * side)
             known = tl.where(least == least, 1, 0)
             wrong = wrong | (~((number >= least) & (number <= most))).to(tl.int32) * known
             tl.store(
@@ -71,23 +80,35 @@ def gather(
 
 
 @triton.jit
-def _bad_camera(K):
-    """1 unless [[fx s cx] [0 fy cy] [0 0 1]] with positive fx and fy, all finite; comparisons with NaN are False."""
-    fx, skew, cx = tl.load(K), tl.load(K + 1), tl.load(K + 2)
-    fy, cy = tl.load(K + 4), tl.load(K + 5)
-    finite = (tl.abs(skew) < float("inf")) & (tl.abs(cx) < float("inf")) & (tl.abs(cy) < float("inf"))
-    positive = (fx > 0) & (fx < float("inf")) & (fy > 0) & (fy < float("inf"))
-    last = (tl.load(K + 3) == 0) & (tl.load(K + 6) == 0) & (tl.load(K + 7) == 0) & (tl.load(K + 8) == 1)
-    return tl.where(finite & positive & last, 0, 1)
+def _number(address, offset, single, inside):
+    """The numbers at an address, in either precision."""
+    if single:
+        number = tl.load(address.to(tl.pointer_type(tl.float32)) + offset, mask=inside, other=0.0).to(tl.float64)
+    else:
+        number = tl.load(address.to(tl.pointer_type(tl.float64)) + offset, mask=inside, other=0.0)
+    return number
 
 
 @triton.jit
-def _point(NUMBERS, K, VIEW, inside):
+def _camera(K, single, some):
+    """fx, skew, cx, fy and cy of a camera matrix; and 1 unless it is [[fx s cx] [0 fy cy] [0 0 1]] with positive fx and
+    fy, all finite: comparisons with NaN are False."""
+    fx, skew, cx = _number(K, 0, single, some), _number(K, 1, single, some), _number(K, 2, single, some)
+    fy, cy = _number(K, 4, single, some), _number(K, 5, single, some)
+    finite = (tl.abs(skew) < float("inf")) & (tl.abs(cx) < float("inf")) & (tl.abs(cy) < float("inf"))
+    positive = (fx > 0) & (fx < float("inf")) & (fy > 0) & (fy < float("inf"))
+    zeros = (_number(K, 3, single, some) == 0) & (_number(K, 6, single, some) == 0) & (_number(K, 7, single, some) == 0)
+    good = finite & positive & zeros & (_number(K, 8, single, some) == 1)
+    return fx, skew, cx, fy, cy, tl.where(good | ~some, 0, 1)
+
+
+@triton.jit
+def _point(points, single, n, inside, fx, skew, cx, fy, cy, VIEW):
     """Normalised x and y of some pixels, whether they may be seen at all, and whether they are finite."""
-    u = tl.load(NUMBERS, mask=inside, other=0.0)
-    v = tl.load(NUMBERS + 1, mask=inside, other=0.0)
-    y = (v - tl.load(K + 5)) / tl.load(K + 4)
-    x = (u - tl.load(K + 2) - tl.load(K + 1) * y) / tl.load(K)
+    u = _number(points, 2 * n, single, inside)
+    v = _number(points, 2 * n + 1, single, inside)
+    y = (v - cy) / fy
+    x = (u - cx - skew * y) / fx
     x, y = x.to(tl.float32), y.to(tl.float32)
     least = tl.load(VIEW)
     seen = (u >= least) & (v >= least) & (u <= tl.load(VIEW + 1)) & (v <= tl.load(VIEW + 2))

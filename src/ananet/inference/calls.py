@@ -12,6 +12,7 @@ import math
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -30,8 +31,9 @@ MATCHES_AT_ONCE = 65_536
 GROUPS_UNDER_WAY = 8
 # Shapes whose CUDA graph is kept; the least recently used goes first.
 GRAPHS_KEPT = 128
-# Both camera matrices, and the view in pixels of either image; then the limits of every side number.
-CAMERA_NUMBERS = 24
+# Both camera matrices; the view in pixels of either image; addresses of cameras and points; whether points and cameras
+# are in single precision. After that come the limits of every side number.
+CAMERA_NUMBERS, ADDRESSES = 30, slice(24, 28)
 # What values side input has where it is known: finite, and so on.
 _LARGEST = float(np.finfo(np.float64).max)
 SIDE_LIMITS = {"ratio": (0.0, 1.0), "mutual": (0.0, 1.0), "size": (5e-324, _LARGEST), "angle": (-_LARGEST, _LARGEST)}
@@ -95,12 +97,15 @@ class Shape(NamedTuple):
         )
 
     def split(self, numbers: Any) -> Packed:
-        """Cameras [B x numbers], starts [B + 1], pixels [2 x capacity x 2] and side numbers [k x capacity]."""
+        """Cameras [B x numbers], addresses within [B x 4], starts [B + 1], pixels [2 x capacity x 2] and side numbers
+        [k x capacity]."""
         cameras = self.batch * self.camera_numbers
         side = self.header + 4 * self.capacity
         whole = torch.int64 if isinstance(numbers, Tensor) else np.int64
+        rows = numbers[:cameras].reshape(self.batch, -1)
         return Packed(
-            numbers[:cameras].reshape(self.batch, -1),
+            rows,
+            rows.view(whole)[:, ADDRESSES],
             numbers[cameras : cameras + self.batch + 1].view(whole),
             numbers[self.header : side].reshape(2, self.capacity, 2),
             numbers[side : self.numbers].reshape(self.channels - 4, self.capacity),
@@ -122,6 +127,7 @@ class Packed(NamedTuple):
     """The parts of what is sent; see `Shape.split`."""
 
     cameras: Any
+    addresses: Any
     start: Any
     points: Any
     side_numbers: Any
@@ -233,14 +239,18 @@ class DeviceCalls:
         """
         ordinary = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
         with self.engine.lock, ordinary, torch.cuda.device_of(self.engine.encoder.vectors):
-            if self._last is not None:
+            # Most callers have waited for their last answer: a look takes a fifth of the time of a wait.
+            if self._last is not None and not self._last.query():
                 self._last.wait()
             yield
 
     def _leaves_unread(self, pair: Correspondences) -> bool:
         """Whether there is something that no kernel looks at."""
-        given = {"ratio": pair.ratio, "mutual": None, "size": pair.sizes0, "angle": pair.angles0}
-        return any(values is not None and name not in self.side for name, values in given.items())
+        return (
+            (pair.ratio is not None and "ratio" not in self.side)
+            or (pair.sizes0 is not None and "size" not in self.side)
+            or (pair.angles0 is not None and "angle" not in self.side)
+        )
 
     def groups(self, lengths: Sequence[int]) -> Iterator[tuple[list[int], Shape]]:
         """Numbers of pairs that run together, and their shape: few different ones, since each has a graph."""
@@ -274,14 +284,15 @@ class DeviceCalls:
     def _send(self, pairs: Sequence[Correspondences], shape: Shape) -> Callable[[], list[Answer]]:
         slot, device = self._slot(shape), self._memory(shape)
         host = slot.cut(shape)
-        start = _pack(host.packed, pairs, self.side)
         on_host = [_on_host(pair) for pair in pairs]
+        sent = [pair if here else _readable(pair, self.device) for pair, here in zip(pairs, on_host, strict=True)]
+        start = _pack(host.packed, device.packed, sent, self.side)
         if any(on_host):
             device.numbers.copy_(host.numbers, non_blocking=True)
         else:
             device.header.copy_(host.header, non_blocking=True)
-        if not all(on_host):
-            _pack_on_device(device.packed, pairs, start, self.side)
+        if self.side and not all(on_host):
+            _pack_on_device(device.packed, sent, start, self.side)
         self._run(shape, device)
         kept = None if all(on_host) else device.answer.clone()
         if any(on_host):
@@ -292,22 +303,24 @@ class DeviceCalls:
             slot.done.record()
             self._last = slot.done
         # While the device works.
-        on_device = None if kept is None else shape.split_answer(kept)
+        bounds = list(pairwise(start))
+        on_device = {}
+        if kept is not None:
+            parts = shape.split_answer(kept)
+            on_device = {n: _answer(pair, parts, *bounds[n]) for n, pair in enumerate(pairs) if not on_host[n]}
 
         def answers() -> list[Answer]:
             if slot.done is not None:
                 slot.done.synchronize()
-            found = Found(*(values[: start[-1]].copy() for values in host.found)) if any(on_host) else None
+            # The next call will overwrite them.
+            found = Found(*(values[: start[-1]].copy() for values in host.found)) if any(on_host) else host.found
             flags = host.found.flags[: len(pairs)].tolist()
             if shape.capacity <= LARGEST_GRAPH:  # the others take much memory, and little of their time to get it
                 self._slots[_next_power_of_2(shape.numbers)].append(slot)
-            for pair, flag in zip(pairs, flags, strict=True):
+            for pair, flag in zip(sent, flags, strict=True):  # which have to live until now
                 if flag and not pair.values_are_checked:
                     pair.check_values()
-            return [
-                _answer(pair, found if here else on_device, a, b)
-                for pair, here, a, b in zip(pairs, on_host, start, start[1:], strict=False)
-            ]
+            return [on_device.get(n) or _answer(pair, found, *bounds[n]) for n, pair in enumerate(pairs)]
 
         return answers
 
@@ -353,15 +366,15 @@ class DeviceCalls:
         from ananet.fused_conflicts import lower_conflicting
         from ananet.inference import call_kernels
 
-        cameras, start, points, side_numbers = memory.packed
+        cameras, addresses, start, _, side_numbers = memory.packed
         bad, logits, scores, mask = memory.found
         matches = torch.empty(shape.batch, shape.length, shape.channels, device=self.device)
         lengths = torch.empty(shape.batch, dtype=torch.int32, device=self.device)
         place = torch.empty(shape.capacity, dtype=torch.int32, device=self.device)
         side = self._side_input(side_numbers) if self.side else matches
         call_kernels.gather[(shape.batch,)](
-            cameras, start, points, side, matches, place, lengths, bad, shape.length,
-            CHANNELS=shape.channels, BLOCK=GATHER_BLOCK, num_warps=8,
+            cameras, addresses, start, side_numbers, side, matches, place, lengths, bad, shape.length,
+            ROW=shape.camera_numbers, CHANNELS=shape.channels, BLOCK=GATHER_BLOCK, num_warps=8,
         )  # fmt: skip
         found = self.engine.run(matches, lengths, None if shape.alone else MATCHES_AT_ONCE)
         if self.conflict_odds != 1:
@@ -401,23 +414,53 @@ def _on_host(pair: Correspondences) -> bool:
     return pair.points0.device.type == "cpu"
 
 
-def _pack(packed: Packed, pairs: Sequence[Correspondences], side: Sequence[str]) -> list[int]:
-    """Write what the device needs of pairs, but for values that are there already; where each pair begins."""
-    cameras, start, points, side_numbers = packed
+def _readable(pair: Correspondences, device: torch.device) -> Correspondences:
+    """The pair as kernels read it where it is: in the device's memory, without gaps, in one precision."""
+    given = {name: getattr(pair, name) for name in ("points0", "points1", "K0", "K1")}
+    given = {name: values for name, values in given.items() if values is not None}
+    dtype = pair.points0.dtype
+    if dtype in (torch.float32, torch.float64) and all(
+        values.device == device and values.dtype == dtype and values.is_contiguous() for values in given.values()
+    ):
+        return pair
+    return pair.to(device).changed(
+        **{name: values.to(device, torch.float64).contiguous() for name, values in given.items()}
+    )
+
+
+def _pack(packed: Packed, device: Packed, pairs: Sequence[Correspondences], side: Sequence[str]) -> list[int]:
+    """Write what the device needs of pairs, but for values that are there already; where each pair begins.
+
+    Args:
+        device: where this will be copied to.
+    """
+    cameras, addresses, start, points, side_numbers = packed
+    row_bytes, first_camera, first_point = 8 * cameras.shape[1], device.cameras.data_ptr(), device.points.data_ptr()
     begins = [0]
-    for row, pair in zip(cameras, pairs, strict=False):
+    for number, (row, pair) in enumerate(zip(cameras, pairs, strict=False)):
         begin, end = begins[-1], begins[-1] + len(pair)
         begins.append(end)
         on_host = _on_host(pair)
+        K0 = first_camera + number * row_bytes
+        at = [K0, K0 + 72, first_point + 16 * begin, first_point + 16 * (points.shape[1] + begin)]
+        single_points = single_cameras = False
+        if on_host:
+            points[0, begin:end] = pair.points0.numpy()
+            points[1, begin:end] = pair.points1.numpy()
+        else:
+            at[2:] = pair.points0.data_ptr(), pair.points1.data_ptr()
+            single_points = pair.points0.dtype == torch.float32
         if pair.K0 is None or pair.K1 is None:
             row[:18] = _cameras_by_size(pair)
         elif on_host:
             row[:9] = pair.K0.numpy().ravel()
             row[9:18] = pair.K1.numpy().ravel()
+        else:
+            at[:2] = pair.K0.data_ptr(), pair.K1.data_ptr()
+            single_cameras = pair.K0.dtype == torch.float32
+        addresses[number] = at
         row[18:24] = (*_view(pair.size0), *_view(pair.size1))
-        if on_host:
-            points[0, begin:end] = pair.points0.numpy()
-            points[1, begin:end] = pair.points1.numpy()
+        row[28:30] = single_points, single_cameras
         for column, (name, values) in enumerate(_side_numbers(pair, side)):
             limits = CAMERA_NUMBERS + 2 * column
             row[limits : limits + 2] = math.nan if values is None else SIDE_LIMITS[name]
@@ -458,30 +501,16 @@ def _side_numbers(pair: Correspondences, side: Sequence[str]) -> Iterator[tuple[
 def _pack_on_device(
     packed: Packed, pairs: Sequence[Correspondences], start: Sequence[int], side: Sequence[str]
 ) -> None:
-    """Write the values that are on a device already, all of them by one call."""
-    cameras, _, points, side_numbers = packed
-    to: list[Tensor] = []
-    values: list[Tensor] = []
-    for row, pair, begin, end in zip(cameras, pairs, start, start[1:], strict=False):
-        if _on_host(pair):
-            continue
-        if pair.K0 is not None and pair.K1 is not None:
-            to += [row[:9], row[9:18]]
-            values += [pair.K0.reshape(9), pair.K1.reshape(9)]
-        to += [points[0, begin:end], points[1, begin:end]]
-        values += [pair.points0, pair.points1]
-        for column, (_, known) in enumerate(_side_numbers(pair, side)):
-            if known is None:
-                side_numbers[column, begin:end].fill_(math.nan)
-            else:
-                to.append(side_numbers[column, begin:end])
-                values.append(known)
-    torch._foreach_copy_(to, values)
+    """Write the side numbers that are on a device already. Points and cameras are read where they are."""
+    for pair, begin, end in zip(pairs, start, start[1:], strict=False):
+        if not _on_host(pair):
+            for column, (_, values) in enumerate(_side_numbers(pair, side)):
+                to = packed.side_numbers[column, begin:end]
+                to.fill_(math.nan) if values is None else to.copy_(values)
 
 
-def _answer(pair: Correspondences, found: Found | None, begin: int, end: int) -> Answer:
+def _answer(pair: Correspondences, found: Found, begin: int, end: int) -> Answer:
     """What was found of one pair among all, in numpy if the pair came as numpy, else on its device."""
-    assert found is not None
     mask, scores, logits = found.mask[begin:end], found.scores[begin:end], found.logits[begin:end]
     if pair.given_as_numpy and isinstance(mask, np.ndarray):
         return Answer(mask, scores, logits)
