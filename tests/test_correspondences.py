@@ -333,6 +333,17 @@ def test_unsigned_numbers_that_would_become_negative():
     assert Correspondences(torch.from_numpy(points), torch.from_numpy(points)).points0[0, 0] == 2.0**63
 
 
+def test_only_unchecked_points_may_be_the_callers_memory():
+    given = points(3)
+    copied, used = Correspondences(given, given), Correspondences.unchecked(given, given)
+    given[0] = 7.0
+    assert used.points0[0, 0] == 7.0 != copied.points0[0, 0]
+    # Torch warns of memory that it may not write to, and knows no other order of bytes.
+    given.flags.writeable = False
+    for other in (given, points(3).astype(">f8"), np.asfortranarray(points(3)), points(6)[::2]):
+        assert np.array_equal(Correspondences.unchecked(other, other).points1.numpy(), other)
+
+
 def test_values_nobody_has_looked_at_yet():
     matches = Correspondences.unchecked(points(3), points(3), K0=K, K1=K)
     assert not matches.values_are_checked

@@ -100,12 +100,13 @@ class Correspondences:
         """The same, but nobody has looked at the values yet: on a GPU, that is done by the kernel that reads them.
 
         Shapes and types are checked. Whoever takes such matches calls `check_values`, or finds out and then calls it.
+        Points may be the caller's own memory: use it for one call, not to keep.
         """
         # No network reads these.
         if not given.keys() <= _READ_BY_NETWORKS:
             return cls(points0, points1, **given)
         pair = object.__new__(cls)
-        pair._take(points0, points1, **given)
+        pair._take(points0, points1, **given, copy_points=False)
         return pair
 
     def _take(
@@ -124,12 +125,13 @@ class Correspondences:
         angles0: Array | None = None,
         angles1: Array | None = None,
         indices: Array | None = None,
+        copy_points: bool = True,
     ) -> None:
         """Everything but a look at the values."""
         self.values_are_checked = False
         self.given_as_numpy = not isinstance(points0, Tensor)
-        self.points0 = _points("points0", points0)
-        self.points1 = _points("points1", points1)
+        self.points0 = _points("points0", points0, copy_points)
+        self.points1 = _points("points1", points1, copy_points)
         if len(self.points0) != len(self.points1):
             raise InputError(
                 f"points0 and points1: expected the same number of rows, "
@@ -319,7 +321,7 @@ class Correspondences:
         )
 
 
-def _tensor(name: str, values: Array) -> Tensor:
+def _tensor(name: str, values: Array, copy: bool = True) -> Tensor:
     if isinstance(values, Tensor):
         if values.layout != torch.strided or values.is_quantized or values.device.type == "meta":
             kind = "meta" if values.device.type == "meta" else "quantised" if values.is_quantized else "sparse"
@@ -333,8 +335,11 @@ def _tensor(name: str, values: Array) -> Tensor:
         if array.dtype.kind == "u" and array.size and array.max() >= 2**63:
             raise InputError(f"{name}: expected numbers below 2**63, got {array.max()}")
         common = {"f": np.float64 if array.itemsize > 4 else np.float32, "i": np.int64, "u": np.int64}
-        # A copy, so that nobody changes what was checked.
-        return torch.from_numpy(np.array(array, common.get(array.dtype.kind, array.dtype), order="C", copy=True))
+        dtype = np.dtype(common.get(array.dtype.kind, array.dtype))
+        # A copy, so that nobody changes what was checked. Torch warns of memory that it may not write to.
+        if copy or array.dtype != dtype or not (array.flags.c_contiguous and array.flags.writeable):
+            array = np.array(array, dtype, order="C", copy=True)
+        return torch.from_numpy(array)
     except InputError:
         raise
     except (TypeError, ValueError) as error:
@@ -360,8 +365,8 @@ def _check_finite(name: str, tensor: Tensor) -> None:
     )
 
 
-def _points(name: str, values: Array) -> Tensor:
-    tensor = _tensor(name, values)
+def _points(name: str, values: Array, copy: bool) -> Tensor:
+    tensor = _tensor(name, values, copy)
     if tensor.numel() == 0 and tensor.dim() <= 2:
         tensor = tensor.reshape(0, 2)
     if tensor.dim() != 2 or tensor.shape[1] != 2:
