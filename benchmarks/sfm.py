@@ -50,7 +50,8 @@ ROWS = (
 )  # fmt: skip
 KEYPOINTS = 4096
 COLMAP = "colmap"
-MATCHES = (COLMAP, "mutual", "ananet", "mutual+ananet-ratio")
+# The last as `ananet colmap --match` makes them.
+MATCHES = (COLMAP, "mutual", "ananet-ratio+mutual", "ananet-ratio@threshold=0.9+mutual")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def test_a_database_is_pruned_in_place(database, run):
     code, out, err = run("colmap", database, "--device", "cpu")
     kept = sum(map(len, stored_matches(database).values()))
     assert code == 0 and err == "" and 250 < kept < 350
-    assert out.startswith(f"1 pairs, 500 matches before and {kept} after, 0 pairs dropped, ")
+    assert out.startswith(f"auto@threshold=0.9: 1 pairs, 500 matches before and {kept} after, 0 pairs dropped, ")
     assert f" pairs/s, written to {database}\n" in out
     assert out.endswith(
         "1 two-view geometries of old matches removed: the mapper needs new ones, from --verify or COLMAP\n"
@@ -34,7 +34,7 @@ def test_a_database_is_pruned_in_place(database, run):
 def test_json(database, tmp_path, run):
     code, out, _ = run("colmap", database, *FAST, "-o", tmp_path / "b.db", "--json", "--min-matches", 400)
     found = json.loads(out)
-    assert code == 0 and found["output"] == str(tmp_path / "b.db")
+    assert code == 0 and found["output"] == str(tmp_path / "b.db") and found["pruner"] == "lpm"
     assert (found["pairs"], found["pairs_dropped"], found["pairs_skipped"]) == (1, 1, 0)
     assert (found["matches_before"], found["matches_after"], found["pairs_verified"]) == (500, 0, None)
     assert found["pairs_per_second"] > 0 and {"read", "prune", "write"} <= set(found["seconds"])

@@ -42,9 +42,9 @@ class EveryOther(Pruner):
 
 
 def expected_indices(problem) -> np.ndarray:
-    """What the default pruner keeps of a problem whose ratios nobody knows."""
+    """What is kept by default, and so for a reconstruction, of a problem whose ratios nobody knows."""
     bare = problem.matches.changed(ratio=None, mutual=None)
-    kept = np.flatnonzero(load(device="cpu")(bare).mask)
+    kept = np.flatnonzero(load(device="cpu")(bare).scores > 0.9)
     return np.stack([kept, kept], axis=1)
 
 
@@ -55,6 +55,7 @@ def test_a_database_is_pruned_in_place(problem, tmp_path):
     np.testing.assert_array_equal(kept, expected_indices(problem))
     assert problem.inlier[kept[:, 0]].mean() > 0.9 and len(kept) > 200
     assert (summary.pairs, summary.before, summary.after, summary.dropped) == (1, 500, len(kept), 0)
+    assert summary.pruner == "auto@threshold=0.9"
     assert summary.pairs_per_second > 0 and set(summary.seconds) == {"read", "prune", "write"}
     # A geometry of matches that are gone would mislead the mapper.
     assert geometries(tmp_path / "a.db") == {}

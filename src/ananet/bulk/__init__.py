@@ -24,7 +24,14 @@ from ananet.bulk.inputs import Databases, Part, PhotoPairs, Source, import_parqu
 from ananet.bulk.outputs import Counts, part_path, read_counts, write_database, write_part
 from ananet.bulk.stages import Prune, Verify
 from ananet.checks import check_whole_number
-from ananet.defaults import COLMAP_FEWEST_MATCHES, DETECTOR, ESTIMATOR, MAX_KEYPOINTS
+from ananet.defaults import (
+    COLMAP_FEWEST_MATCHES,
+    DETECTOR,
+    ESTIMATOR,
+    MAX_KEYPOINTS,
+    PRUNER,
+    RECONSTRUCTION_PRUNER,
+)
 from ananet.errors import InputError
 from ananet.estimators import load_estimator
 from ananet.features.learned import LearnedDetector
@@ -79,7 +86,7 @@ def prune_in_bulk(
             `ananet prune` reads them, or .parquet, a pair in each row); a single such file; or a folder of photos.
         output: a folder for part-*.parquet. On a cluster, all machines must see it and the input at the same paths.
         pairs: for photos, a text file with two names per line.
-        pruner: what `ananet.load` takes; None for the best one.
+        pruner: what `ananet.load` takes; None for the best one, for COLMAP databases that of `ananet colmap`.
         estimator: for the poses of pairs with known cameras.
         detector, max_keypoints, focal, use_exif: for photos. `focal` holds for all of them, in pixels.
         databases: also write pruned copies of COLMAP databases, to OUTPUT/databases.
@@ -100,16 +107,18 @@ def prune_in_bulk(
     if output.is_relative_to(input):
         raise InputError(f"output: expected a folder outside of the input {input}, got {output}")
     output.mkdir(parents=True, exist_ok=True)
-    pruner = None if pruner is None else str(pruner)
-    identity = identity_of(pruner)
-    # What is wrong with them is told here, and not by a process elsewhere.
-    load(pruner, device="cpu")
-    load_estimator(estimator)
     if pairs is None:
         source = open_source(input)
     else:
         source = PhotoPairs(input, Path(pairs), output / FEATURES, detector, max_keypoints, focal, use_exif)
         source.load_detector("cpu")
+    if pruner is None:
+        pruner = RECONSTRUCTION_PRUNER if isinstance(source, Databases) else PRUNER
+    pruner = str(pruner)
+    # What is wrong with them is told here, and not by a process elsewhere.
+    load(pruner, device="cpu")
+    load_estimator(estimator)
+    identity = identity_of(pruner)
     if databases and not isinstance(source, Databases):
         raise InputError(f"databases: expected COLMAP databases as the input, got {source.suffix} files")
     parts = list(source.parts(pairs_per_part))
@@ -135,7 +144,7 @@ def _prune(
     source: Source,
     parts: list[Part],
     output: Path,
-    pruner: str | None,
+    pruner: str,
     estimator: str,
     retry_failed: bool,
     progress: bool,
@@ -162,7 +171,7 @@ def _prune(
 
 
 class _PruneRows:
-    def __init__(self, pruner: str | None, device: str) -> None:
+    def __init__(self, pruner: str, device: str) -> None:
         self.prune = Prune(pruner, device)
 
     def __call__(self, row: Row) -> Row:

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from ananet.checks import check_positive
-from ananet.defaults import DETECTOR, MAX_KEYPOINTS
+from ananet.defaults import DETECTOR, MAX_KEYPOINTS, PRUNER
 from ananet.errors import InputError
 
 
-def add_pruner(parser: argparse.ArgumentParser) -> None:
+def add_pruner(parser: argparse.ArgumentParser, default: str = PRUNER) -> None:
     parser.add_argument(
         "--pruner",
         metavar="NAME",
         help="a name from 'ananet list' or a .safetensors file; NAME@option=value sets an option, A+B runs A, then B "
-        "(default: auto)",
+        f"(default: {default})",
     )
     add_device(parser)
 

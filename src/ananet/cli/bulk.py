@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ananet.checks import check_positive
 from ananet.cli.arguments import add_detector, add_json, add_pruner, detector_name, print_json
-from ananet.defaults import COLMAP_FEWEST_MATCHES, ESTIMATOR
+from ananet.defaults import COLMAP_FEWEST_MATCHES, ESTIMATOR, RECONSTRUCTION_PRUNER
 from ananet.errors import InputError
 
 
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     photos.add_argument("--focal", type=float, help="focal length of all photos in pixels, instead of EXIF")
     photos.add_argument("--no-exif", action="store_true", help="no focal lengths from EXIF")
     add_detector(parser)
-    add_pruner(parser)
+    add_pruner(parser, f"auto, and {RECONSTRUCTION_PRUNER} for COLMAP databases")
     add_json(parser)
 
 

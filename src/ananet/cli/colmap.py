@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ananet.cli.arguments import add_json, add_pruner, print_json
-from ananet.defaults import COLMAP_FEWEST_MATCHES
+from ananet.defaults import COLMAP_FEWEST_MATCHES, RECONSTRUCTION_PRUNER
 from ananet.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="also write two-view geometries with pycolmap, ready for the mapper"
     )
-    add_pruner(parser)
+    add_pruner(parser, RECONSTRUCTION_PRUNER)
     add_json(parser)
 
 
@@ -86,6 +86,7 @@ def _check_paths(arguments: argparse.Namespace) -> None:
 
 def _facts(summary: Summary) -> dict[str, Any]:
     return {
+        "pruner": summary.pruner,
         "pairs": summary.pairs,
         "pairs_skipped": summary.skipped,
         "pairs_dropped": summary.dropped,
@@ -100,7 +101,7 @@ def _facts(summary: Summary) -> dict[str, Any]:
 
 
 def _sentence(summary: Summary) -> str:
-    parts = [f"{summary.pairs} pairs, {summary.before} matches before and {summary.after} after"]
+    parts = [f"{summary.pruner}: {summary.pairs} pairs, {summary.before} matches before and {summary.after} after"]
     parts.append(f"{summary.dropped} pairs dropped")
     if summary.skipped:
         parts.append(f"{summary.skipped} pairs were pruned before")

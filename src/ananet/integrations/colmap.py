@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from ananet.checks import check_whole_number
 from ananet.correspondences import Correspondences
-from ananet.defaults import COLMAP_FEWEST_MATCHES, PRUNER
+from ananet.defaults import COLMAP_FEWEST_MATCHES, RECONSTRUCTION_PRUNER
 from ananet.devices import choose_device
 from ananet.errors import InputError
 from ananet.estimators.handover import one_to_one
@@ -46,6 +46,8 @@ ALL_PAIRS, EXISTING_PAIRS = "all", "existing"
 class Summary:
     """What was done to a database."""
 
+    pruner: str
+    """Its name and options."""
     pairs: int = 0
     """Pairs that were looked at."""
     skipped: int = 0
@@ -96,8 +98,8 @@ def prune_database(
 
     Args:
         path: the database.
-        pruner: a pruner or what `ananet.load` takes; None for the best network on coordinates, sizes and angles, as a
-            database keeps no ratios.
+        pruner: a pruner or what `ananet.load` takes; None for the best network for what is known of the matches, at a
+            stricter threshold than elsewhere ("auto@threshold=0.9"), which gives better reconstructions.
         output: where to write a pruned copy; without it the database itself is changed.
         min_matches: pairs that keep fewer lose all their matches, as in COLMAP.
         verify: two-view geometries of pairs without one, by COLMAP's own verification (needs pycolmap).
@@ -176,11 +178,12 @@ class _Job:
         progress: bool,
     ) -> None:
         self.device = choose_device(device)
+        pruner = RECONSTRUCTION_PRUNER if pruner is None else pruner
         self.identity = identity_of(pruner)
         self.pruner = pruner if isinstance(pruner, Pruner) else load(pruner, device=self.device)
         self.min_matches = check_whole_number("min_matches", min_matches, 0, 2**31)
         self.matching, self.progress = matching, progress
-        self.summary = Summary()
+        self.summary = Summary(pruner.name if isinstance(pruner, Pruner) else str(pruner))
 
     def stored(self, database: Database) -> tuple[int, Iterator[_Putative]]:
         """How many pairs have matches, and these pairs."""
@@ -333,11 +336,11 @@ def _check_output(output: Path, path: Path) -> Path:
     return target
 
 
-def identity_of(pruner: str | Path | Pruner | None) -> str:
+def identity_of(pruner: str | Path | Pruner) -> str:
     """What tells pruners apart: names and options, and the weights of networks."""
     if isinstance(pruner, Pruner):
         return pruner.name
-    parts = look_up_pruner(PRUNER if pruner is None else str(pruner))
+    parts = look_up_pruner(str(pruner))
     return "+".join(" ".join([part.name, *(file_sha256(file)[:12] for file in part.files)]) for part in parts)
 
 
