@@ -73,6 +73,8 @@ def check_permutation(net: Network) -> None:
 def check_degenerate(net: Network) -> None:
     """Answers and gradients are finite for input that no scene gives, in training and in use."""
     channels = net.settings.channels
+    with torch.no_grad():
+        assert net(torch.zeros(2, 0, channels, dtype=torch.float64)).shape == (2, 0)
     for n in (1, 2, 7, 8, 9, 40):
         for matches in (torch.full((2, n, channels), 0.3), torch.zeros(2, n, channels), points(2, n, channels).float()):
             for training in (True, False):

@@ -148,6 +148,8 @@ class LMCNet(Network):
 
     def forward(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
         settings = self.settings
+        if matches.shape[1] == 0:
+            return matches[..., 0]
         # Never in half precision, which rounds coordinates to pixels.
         with torch.autocast(matches.device.type, enabled=False):
             edges = nearest_matches(matches, settings.neighbours, mask)
