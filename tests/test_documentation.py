@@ -1,9 +1,15 @@
-"""The API reference has an entry for every public name. `make docs` checks links and anchors of the site itself."""
+"""The API reference has an entry for every public name, every weight file a card, and all files name one version.
+
+`make docs` checks links and anchors of the site itself.
+"""
 
 import json
 import re
+import tomllib
 from importlib import import_module
 from pathlib import Path
+
+from ananet.weights import bundled
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,3 +27,20 @@ def test_every_public_name_is_in_the_reference():
     public = json.loads((ROOT / "tests" / "public_api.json").read_text(encoding="utf-8"))
     missing = [name for name in public if not any(found(name) is entry for entry in documented)]
     assert not missing
+
+
+def test_every_weight_file_has_a_card():
+    cards = ROOT / "docs" / "models"
+    listed = (cards / "index.md").read_text(encoding="utf-8") + (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for name in bundled():
+        assert (cards / f"{name}.md").read_text(encoding="utf-8").startswith(f"# Model card: `{name}`\n")
+        assert f"[`{name}`]({name}.md)" in listed and f"{name}: models/{name}.md" in listed
+
+
+def test_the_version_is_the_same_everywhere():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    released = re.findall(
+        r"^## \[([\d.]+)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M
+    )
+    assert released[0] == version

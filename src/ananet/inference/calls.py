@@ -239,7 +239,7 @@ class DeviceCalls:
         """
         ordinary = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
         with self.engine.lock, ordinary, torch.cuda.device_of(self.engine.encoder.vectors):
-            # Most callers have waited for their last answer: a look takes a fifth of the time of a wait.
+            # Most callers have waited for their last answer already, and a look takes less time than a wait.
             if self._last is not None and not self._last.query():
                 self._last.wait()
             yield
