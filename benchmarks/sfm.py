@@ -4,10 +4,11 @@
     python benchmarks/sfm.py SCENES --rows entry:3,entry:2 --matches colmap,ananet --refine --runs 3 --json
 
 Every n-th photo of a scene is reconstructed by pycolmap (an extra): its SIFT, known cameras, matches of one kind at a
-time, geometric verification, incremental mapping. Matches are "colmap", its own (ratio 0.8, cross check), or nearest
-neighbours that a pruner keeps. With --refine each kind comes a second time, its keypoints moved by a second look at the
-photos (`ananet.refinement`). Poses are compared over all pairs of photos; a pair with a photo that got no pose has
-failed. Runs differ in the seeds of verification and mapping; numbers are means over them.
+time, geometric verification, incremental mapping. Matches are "colmap", its own (ratio 0.8, cross check), those of them
+that a pruner keeps ("colmap+ananet"), or nearest neighbours that a pruner keeps. With --refine each kind comes a second
+time, its keypoints moved by a second look at the photos (`ananet.refinement`). Poses are compared over all pairs of
+photos; a pair with a photo that got no pose has failed. Runs differ in the seeds of verification and mapping; numbers
+are means over them.
 """
 
 from __future__ import annotations
@@ -252,14 +253,15 @@ class Clock:
 
 def kept_matches(collection: Collection, kind: str, clock: Clock) -> list[Correspondences]:
     """Matches of one kind, of all pairs."""
-    if kind == COLMAP:
-        with clock.time("match"):
-            return collection.matched_by_colmap()
-    pruner = load(kind, device="cpu")
+    first, _, others = kind.partition("+")
+    name = others if first == COLMAP else kind
+    pruner = load(name, device="cpu") if name else None
     with clock.time("match"):
-        found = collection.nearest_neighbours()
+        found = collection.matched_by_colmap() if first == COLMAP else collection.nearest_neighbours()
+    if pruner is None:
+        return found
     with clock.time("prune"):
-        return [pair[pruner(pair).mask] for pair in tqdm(found, desc=f"pruning by {kind}", leave=False)]
+        return [pair[pruner(pair).mask] for pair in tqdm(found, desc=f"pruning by {name}", leave=False)]
 
 
 def reconstruct(

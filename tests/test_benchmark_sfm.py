@@ -20,10 +20,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_poses_of_a_rendered_scene(tmp_path):
     pytest.importorskip("pycolmap")
     write_scene(tmp_path / "walls", images=5)
-    done = run(str(tmp_path), "--rows=walls:1:1000", "--matches=colmap,ratio", "--refine", "--json")
+    done = run(str(tmp_path), "--rows=walls:1:1000", "--matches=colmap+lpm,ratio", "--refine", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     table = json.loads(done.stdout)
-    assert [row["matches"] for row in table] == ["colmap", "colmap, refined", "ratio", "ratio, refined"]
+    assert [row["matches"] for row in table] == ["colmap+lpm", "colmap+lpm, refined", "ratio", "ratio, refined"]
     for row in table:
         assert (row["scene"], row["photos"], row["keypoints"]) == ("walls", 5, 1000)
         assert row["registered"] == 5 and row["auc5"] > 80 and row["points"] > 50
