@@ -32,7 +32,7 @@ def is_number(value: Any) -> bool:
 def check_whole_number(name: str, value: Any, least: int, most: float = math.inf) -> int:
     """The value as int if it is a whole number of Python's or numpy's kinds within the bounds."""
     if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
-        bounds = f"of at least {least}" if most == math.inf else f"from {least} to {most:g}"
+        bounds = f"of at least {least}" if most == math.inf else f"from {least} to {int(most)}"
         raise InputError(f"{name}: expected a whole number {bounds}, got {value!r}")
     return int(value)
 

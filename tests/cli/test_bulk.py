@@ -23,7 +23,7 @@ def test_counts_are_printed(tmp_path, capsys):
     }  # fmt: skip
     assert main(command) == 0
     assert (
-        f"4 pairs, 1 of them failed: kept {kept} of 300 matches, 3 poses; 2 parts, 2 of them" in capsys.readouterr().out
+        f"4 pairs, 1 of them failed: kept {kept} of 300 matches, 3 poses; parts: 2, 2 of them" in capsys.readouterr().out
     )
 
 

@@ -106,7 +106,6 @@ def prune_in_bulk(
     input, output = Path(input).resolve(), Path(output).resolve()
     if output.is_relative_to(input):
         raise InputError(f"output: expected a folder outside of the input {input}, got {output}")
-    output.mkdir(parents=True, exist_ok=True)
     if pairs is None:
         source = open_source(input)
     else:
@@ -124,6 +123,7 @@ def prune_in_bulk(
     parts = list(source.parts(pairs_per_part))
     if pairs is not None and not parts:
         raise InputError(f"pairs: expected two names in each line, got no such line in {pairs}")
+    output.mkdir(parents=True, exist_ok=True)
     with only_process(output):
         remove_temporaries(output)
         _check_manifest(output, {"pruner": identity, "estimator": estimator, **_settings(source)}, parts)

@@ -102,8 +102,10 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(
             f"{counts.pairs} pairs, {counts.failed} of them failed: kept {counts.kept} of {counts.matches} matches, "
-            f"{counts.poses} poses; {summary.parts} parts, {summary.skipped} of them done before, in {arguments.output}"
+            f"{counts.poses} poses; parts: {summary.parts}, {summary.skipped} of them done before, in {arguments.output}"
         )
+        if arguments.databases:
+            print("pairs that lost matches have no two-view geometry: the mapper needs new ones from COLMAP")
     if counts.failed:
         print("ananet bulk: the column 'error' of the output says why pairs failed", file=sys.stderr)
     # No answer at all is no success.

@@ -87,6 +87,7 @@ def _check_paths(arguments: argparse.Namespace) -> None:
 def _facts(summary: Summary) -> dict[str, Any]:
     return {
         "pruner": summary.pruner,
+        "used": sorted(summary.used),
         "pairs": summary.pairs,
         "pairs_skipped": summary.skipped,
         "pairs_dropped": summary.dropped,
@@ -101,12 +102,14 @@ def _facts(summary: Summary) -> dict[str, Any]:
 
 
 def _sentence(summary: Summary) -> str:
-    parts = [f"{summary.pruner}: {summary.pairs} pairs, {summary.before} matches before and {summary.after} after"]
+    took = ", ".join(sorted(summary.used - {summary.pruner}))
+    parts = [summary.pruner + (f" (took {took})" if took else "") + f": {summary.pairs} pairs"]
+    parts.append(f"{summary.before} matches before and {summary.after} after")
     parts.append(f"{summary.dropped} pairs dropped")
     if summary.skipped:
         parts.append(f"{summary.skipped} pairs were pruned before")
     if summary.unseen:
         parts.append(f"{summary.unseen} matches out of view")
     if summary.verified is not None:
-        parts.append(f"{summary.verified} pairs verified")
+        parts.append(f"{summary.verified} pairs with a verified geometry")
     return ", ".join(parts) + f", {summary.pairs_per_second:.1f} pairs/s"

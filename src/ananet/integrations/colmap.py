@@ -48,6 +48,8 @@ class Summary:
 
     pruner: str
     """Its name and options."""
+    used: set[str] = field(default_factory=set)
+    """What answered: the pruner itself, or the networks that "auto" took."""
     pairs: int = 0
     """Pairs that were looked at."""
     skipped: int = 0
@@ -63,7 +65,7 @@ class Summary:
     geometries_removed: int = 0
     """Two-view geometries of the old matches of changed pairs; the mapper needs new ones."""
     verified: int | None = None
-    """Pairs with inliers to a two-view geometry; None if verification was not asked for."""
+    """Pairs of the database with inliers to a two-view geometry; None if verification was not asked for."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Of each step: read, match, prune, write, verify."""
 
@@ -249,7 +251,7 @@ class _Job:
 
     def work(self, database: Database, total: int, putative: Iterator[_Putative], write: bool) -> None:
         """Prunes pairs as they are read: memory does not grow with the database."""
-        if write:
+        if write and total:
             database.start_marking()
         answers = stream_items(self.pruner, putative, lambda pair: pair.matches)
         with tqdm(total=total, desc=self.pruner.name, unit="pair", disable=not self.progress) as bar:
@@ -266,6 +268,7 @@ class _Job:
         """[N] bool: what stays of a pair's matches; all, where it was pruned before."""
         if pair.matches is None or answer is None:
             return pair.usable
+        self.summary.used.add(answer.pruner)
         chosen = torch.as_tensor(answer.mask).cpu()
         if self.matching:
             chosen = one_to_one(pair.matches, chosen, torch.as_tensor(answer.logits).cpu())

@@ -18,7 +18,7 @@ NETWORKS = COORDINATES, SIDE_INPUT = "ananet", "ananet-ratio"
 
 
 class Best(Pruner):
-    """The best network for what is known of the matches: ananet-ratio where descriptors tell something, else ananet.
+    """The best network for the given input: ananet-ratio if ratio or mutual flag are known, else ananet.
 
     Args:
         device: where networks run.
