@@ -22,9 +22,8 @@ def test_counts_are_printed(tmp_path, capsys):
         "output": str(output),
     }  # fmt: skip
     assert main(command) == 0
-    assert (
-        f"4 pairs, 1 of them failed: kept {kept} of 300 matches, 3 poses; parts: 2, 2 of them" in capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert f"4 pairs, 1 of them failed: kept {kept} of 300 matches, 3 poses; parts: 2, 2 of them" in out
 
 
 def test_what_is_wrong_is_told(tmp_path, capsys):

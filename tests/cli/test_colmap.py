@@ -22,7 +22,8 @@ def test_a_database_is_pruned_in_place(database, run):
     code, out, err = run("colmap", database, "--device", "cpu")
     kept = sum(map(len, stored_matches(database).values()))
     assert code == 0 and err == "" and 250 < kept < 350
-    assert out.startswith(f"auto@threshold=0.9 (took ananet): 1 pairs, 500 matches before and {kept} after, 0 pairs dropped, ")
+    assert out.startswith("auto@threshold=0.9 (took ananet): 1 pairs, ")
+    assert f" 500 matches before and {kept} after, 0 pairs dropped, " in out
     assert f" pairs/s, written to {database}\n" in out
     assert out.endswith(
         "1 two-view geometries of old matches removed: the mapper needs new ones, from --verify or COLMAP\n"

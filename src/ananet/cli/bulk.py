@@ -102,7 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(
             f"{counts.pairs} pairs, {counts.failed} of them failed: kept {counts.kept} of {counts.matches} matches, "
-            f"{counts.poses} poses; parts: {summary.parts}, {summary.skipped} of them done before, in {arguments.output}"
+            f"{counts.poses} poses; parts: {summary.parts}, {summary.skipped} of them done before, "
+            f"in {arguments.output}"
         )
         if arguments.databases:
             print("pairs that lost matches have no two-view geometry: the mapper needs new ones from COLMAP")
