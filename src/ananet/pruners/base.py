@@ -155,9 +155,9 @@ def as_correspondences(
     points0: Array | Correspondences, points1: Array | None, given: dict[str, Any]
 ) -> Correspondences:
     if not isinstance(points0, Correspondences):
-        for name, points in (("points0", points0), ("points1", points1)):
-            if points is None:
-                raise InputError(f"{name}: expected an array of shape (N, 2), got nothing")
+        if points0 is None or points1 is None:
+            missing = "points0" if points0 is None else "points1"
+            raise InputError(f"{missing}: expected an array of shape (N, 2), got nothing")
         return Correspondences.unchecked(points0, points1, **given)
     if points1 is not None or given:
         raise InputError("expected either Correspondences alone or points0 and points1, got both")
