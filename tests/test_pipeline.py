@@ -126,6 +126,13 @@ def test_a_camera_that_only_turned(pair, focal):
     assert found.pose is not None and found.parallax < 0.5 and found.rotation_only
 
 
+def test_a_camera_of_another_photo_is_doubted(pair, found):
+    assert found.camera_doubt is None and "doubtful" not in repr(found)
+    K = [[1200, 0, 960], [0, 1200, 540], [0, 0, 1]]
+    doubted = match_photos(pair.image0, pair.image1, pruner="ratio", K0=pair.K0, K1=K)
+    assert "principal point (960, 540)" in doubted.camera_doubt and repr(doubted).endswith(", camera doubtful)")
+
+
 def test_without_a_pose_there_is_no_parallax(pair):
     found = match_photos(pair.image0, pair.image1, pruner="ratio")
     assert found.parallax is None and not found.rotation_only

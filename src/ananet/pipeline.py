@@ -63,9 +63,9 @@ class PhotoMatches:
     def __repr__(self) -> str:
         pose = "no pose" if self.pose is None else f"pose with {int(self.pose.inliers.sum())} inliers"
         overlap = "" if self.overlap.found else ", no overlap"
-        return (
-            f"PhotoMatches({int(self.kept.mask.sum())} of {len(self.matches)} kept by {self.pruner}{overlap}, {pose})"
-        )
+        camera = "" if self.camera_doubt is None else ", camera doubtful"
+        kept = f"{int(self.kept.mask.sum())} of {len(self.matches)} kept by {self.pruner}"
+        return f"PhotoMatches({kept}{overlap}, {pose}{camera})"
 
     @property
     def camera_doubt(self) -> str | None:
