@@ -27,8 +27,10 @@ def mutants(data: bytes, count: int, seed: int, *mutations: Mutation) -> Iterato
     draw = random.Random(seed)
     for _ in range(count):
         mutant = data
-        for _ in range(draw.choice((1, 1, 1, 2, 3))):
-            mutant = draw.choice(mutations)(mutant, draw)
+        chosen = [draw.choice(mutations) for _ in range(draw.choice((1, 1, 1, 2, 3)))]
+        # Bytes last: the HDF5 library crashes when it writes to a damaged file.
+        for mutation in sorted(chosen, key=lambda each: each is change_bytes):
+            mutant = mutation(mutant, draw)
         yield mutant
 
 

@@ -91,7 +91,7 @@ def implausible(K: Values, size: tuple[float, float]) -> str | None:
     if not SMALLEST_VIEW <= view <= LARGEST_VIEW:
         return f"a focal length of {focal:g} pixels means a field of view of {view:.{0 if view > 1 else 2}f} degrees"
     centre = (float(K[0, 2]), float(K[1, 2]))
-    if any(abs(at - side / 2) > side / 4 for at, side in zip(centre, size, strict=True)):
+    if any(abs(at - side / 2) > side / 3 for at, side in zip(centre, size, strict=True)):
         middle = f"({size[0] / 2:g}, {size[1] / 2:g})"
         return f"the principal point ({centre[0]:g}, {centre[1]:g}) is far from the centre of the image, {middle}"
     return None
