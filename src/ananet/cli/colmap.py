@@ -87,7 +87,7 @@ def _check_paths(arguments: argparse.Namespace) -> None:
 def _facts(summary: Summary) -> dict[str, Any]:
     return {
         "pruner": summary.pruner,
-        "used": sorted(summary.used),
+        "used": summary.used,
         "pairs": summary.pairs,
         "pairs_skipped": summary.skipped,
         "pairs_dropped": summary.dropped,
@@ -102,7 +102,7 @@ def _facts(summary: Summary) -> dict[str, Any]:
 
 
 def _sentence(summary: Summary) -> str:
-    took = ", ".join(sorted(summary.used - {summary.pruner}))
+    took = ", ".join(name for name in summary.used if name != summary.pruner)
     parts = [summary.pruner + (f" (took {took})" if took else "") + f": {summary.pairs} pairs"]
     parts.append(f"{summary.before} matches before and {summary.after} after")
     parts.append(f"{summary.dropped} pairs dropped")

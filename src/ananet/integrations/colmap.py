@@ -48,7 +48,7 @@ class Summary:
 
     pruner: str
     """Its name and options."""
-    used: set[str] = field(default_factory=set)
+    used: list[str] = field(default_factory=list)
     """What answered: the pruner itself, or the networks that "auto" took."""
     pairs: int = 0
     """Pairs that were looked at."""
@@ -268,7 +268,8 @@ class _Job:
         """[N] bool: what stays of a pair's matches; all, where it was pruned before."""
         if pair.matches is None or answer is None:
             return pair.usable
-        self.summary.used.add(answer.pruner)
+        if answer.pruner not in self.summary.used:
+            self.summary.used.append(answer.pruner)
         chosen = torch.as_tensor(answer.mask).cpu()
         if self.matching:
             chosen = one_to_one(pair.matches, chosen, torch.as_tensor(answer.logits).cpu())
