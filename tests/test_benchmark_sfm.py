@@ -20,14 +20,15 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_poses_of_a_rendered_scene(tmp_path):
     pytest.importorskip("pycolmap")
     write_scene(tmp_path / "walls", images=5)
-    done = run(str(tmp_path), "--rows=walls:1:1000", "--matches=colmap+lpm,ratio", "--refine", "--json")
+    done = run(str(tmp_path), "--rows=walls:1:1000", "--matches=colmap,colmap+lpm,ratio", "--refine", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     table = json.loads(done.stdout)
-    assert [row["matches"] for row in table] == ["colmap+lpm", "colmap+lpm, refined", "ratio", "ratio, refined"]
+    kinds = ("colmap", "colmap+lpm", "ratio")
+    assert [row["matches"] for row in table] == [name for kind in kinds for name in (kind, f"{kind}, refined")]
     for row in table:
         assert (row["scene"], row["photos"], row["keypoints"]) == ("walls", 5, 1000)
         assert row["registered"] == 5 and row["auc5"] > 80 and row["points"] > 50
-    for plain, refined in (table[:2], table[2:]):
+    for plain, refined in (table[:2], table[2:4], table[4:]):
         assert refined["error"] < plain["error"] and plain["refine"] == 0 < refined["refine"]
 
 

@@ -360,9 +360,8 @@ def test_values_nobody_has_looked_at_yet():
 
 
 def test_values_can_be_checked_later():
-    later = object.__new__(Correspondences)
     wrong = torch.tensor([[1.0, np.inf]])
-    later._take(wrong, wrong, *[None] * 12)
+    later = Correspondences.unchecked(wrong, wrong)
     assert not later.values_are_checked and not later.changed(points1=wrong).values_are_checked
     with pytest.raises(InputError, match="points0: expected finite numbers"):
         later.check_values()

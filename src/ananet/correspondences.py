@@ -90,9 +90,11 @@ class Correspondences:
         angles1: Array | None = None,
         indices: Array | None = None,
     ) -> None:
-        self._take(
-            points0, points1, K0, K1, size0, size1, ratio, mutual, scores, sizes0, sizes1, angles0, angles1, indices
-        )
+        given = {
+            "K0": K0, "K1": K1, "size0": size0, "size1": size1, "ratio": ratio, "mutual": mutual, "scores": scores,
+            "sizes0": sizes0, "sizes1": sizes1, "angles0": angles0, "angles1": angles1, "indices": indices,
+        }  # fmt: skip
+        self._take(points0, points1, given, copy_points=True)
         self.check_values()
 
     @classmethod
@@ -106,27 +108,10 @@ class Correspondences:
         if not given.keys() <= _READ_BY_NETWORKS:
             return cls(points0, points1, **given)
         pair = object.__new__(cls)
-        pair._take(points0, points1, **given, copy_points=False)
+        pair._take(points0, points1, given, copy_points=False)
         return pair
 
-    def _take(
-        self,
-        points0: Array,
-        points1: Array,
-        K0: Array | None = None,
-        K1: Array | None = None,
-        size0: Size | None = None,
-        size1: Size | None = None,
-        ratio: Array | None = None,
-        mutual: Array | None = None,
-        scores: Array | None = None,
-        sizes0: Array | None = None,
-        sizes1: Array | None = None,
-        angles0: Array | None = None,
-        angles1: Array | None = None,
-        indices: Array | None = None,
-        copy_points: bool = True,
-    ) -> None:
+    def _take(self, points0: Array, points1: Array, given: dict[str, Any], *, copy_points: bool) -> None:
         """Everything but a look at the values."""
         self.values_are_checked = False
         self.given_as_numpy = not isinstance(points0, Tensor)
@@ -142,23 +127,18 @@ class Correspondences:
         if self.points0.device != self.points1.device:
             self.points1 = self.points1.to(self.points0.device)
 
-        for name0, value0, name1, value1 in (
-            ("K0", K0, "K1", K1),
-            ("size0", size0, "size1", size1),
-            ("sizes0", sizes0, "sizes1", sizes1),
-            ("angles0", angles0, "angles1", angles1),
-        ):
-            _both_or_neither(name0, value0, name1, value1)
-        self.K0 = None if K0 is None else _camera("K0", K0, self.points0)
-        self.K1 = None if K1 is None else _camera("K1", K1, self.points0)
-        self.size0 = None if size0 is None else _size("size0", size0)
-        self.size1 = None if size1 is None else _size("size1", size1)
-
-        self.ratio = self._per_match("ratio", ratio)
+        for first, second in (("K0", "K1"), ("size0", "size1"), ("sizes0", "sizes1"), ("angles0", "angles1")):
+            _both_or_neither(first, given.get(first), second, given.get(second))
+        for name in ("K0", "K1"):
+            K = given.get(name)
+            setattr(self, name, None if K is None else _camera(name, K, self.points0))
+        for name in ("size0", "size1"):
+            size = given.get(name)
+            setattr(self, name, None if size is None else _size(name, size))
+        for name in ("ratio", "scores", "sizes0", "sizes1", "angles0", "angles1"):
+            setattr(self, name, self._per_match(name, given.get(name)))
+        mutual, indices = given.get("mutual"), given.get("indices")
         self.mutual = None if mutual is None else self._flags("mutual", mutual)
-        self.scores = self._per_match("scores", scores)
-        self.sizes0, self.sizes1 = self._per_match("sizes0", sizes0), self._per_match("sizes1", sizes1)
-        self.angles0, self.angles1 = self._per_match("angles0", angles0), self._per_match("angles1", angles1)
         self.indices = None if indices is None else self._keypoints("indices", indices)
 
     def check_values(self) -> None:
