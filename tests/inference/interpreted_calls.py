@@ -121,10 +121,7 @@ def test_wrong_values_on_a_device_are_found_there(change, message, monkeypatch):
     monkeypatch.setattr(calls, "_on_host", lambda pair: False)
     found = []
     for given in (good, {**good, **change}, good):
-        pair = object.__new__(Correspondences)
-        tensors = {name: torch.as_tensor(np.array(values)) for name, values in given.items()}
-        names = ("size0", "size1", "mutual", "scores", "indices")
-        pair._take(**tensors, **dict.fromkeys(names))
+        pair = Correspondences.unchecked(**{name: torch.as_tensor(np.array(values)) for name, values in given.items()})
         assert not pair.values_are_checked
         if given is good:
             found.append(whole(pair).logits)
@@ -196,8 +193,7 @@ def test_threads_share_a_pruner():
 
 def test_cameras_of_no_matches_are_checked():
     _, whole = pruners()
-    pair = object.__new__(Correspondences)
     nothing = torch.zeros(0, 2)
-    pair._take(nothing, nothing, torch.from_numpy(-K), torch.from_numpy(K), *[None] * 10)
+    pair = Correspondences.unchecked(nothing, nothing, K0=torch.from_numpy(-K), K1=torch.from_numpy(K))
     with pytest.raises(InputError, match="K0: expected positive focal lengths"):
         whole(pair)
