@@ -57,8 +57,8 @@ def write_pairs(folder: Path, count: int, matches: int) -> None:
                 np.float32
             ),
             mutual=right | (random.random(matches) < 0.3),
-            size0=[WIDTH, HEIGHT],
-            size1=[WIDTH, HEIGHT],
+            image_size0=[WIDTH, HEIGHT],
+            image_size1=[WIDTH, HEIGHT],
         )
 
 

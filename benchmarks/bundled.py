@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ananet._util.devices import choose_device
+from ananet._util.tables import format_table
 from ananet.datasets.sources import open_stored_pairs
-from ananet.devices import choose_device
 from ananet.inference import Engine, engine_for
 from ananet.networks import Network, load_network
-from ananet.tables import format_table
 from ananet.weights import bundled, bundled_path
 
 SIZES = ((1, 500), (1, 2048), (1, 8192), (64, 2048))

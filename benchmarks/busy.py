@@ -24,7 +24,7 @@ import time
 import numpy as np
 points = np.random.default_rng(0).random(({MATCHES}, 2)) * 640
 pruner = ananet.load(device="cpu")
-call = lambda: pruner(points, points + 3, size0=(640, 640), size1=(640, 640))
+call = lambda: pruner(points, points + 3, image_size0=(640, 640), image_size1=(640, 640))
 call()
 times = []
 for _ in range({CALLS}):

@@ -35,9 +35,9 @@ import torch
 from torch import Tensor
 
 from ananet import Correspondences, InputError, load
-from ananet.attention import VARIABLE
-from ananet.conflicts import doubt_conflicting
-from ananet.devices import CALLS_VARIABLE
+from ananet._util.devices import CALLS_VARIABLE
+from ananet.attention.second_order import VARIABLE
+from ananet.core.conflicts import penalize_conflicts
 from ananet.pruners import LearnedPruner, Pruned
 
 # Times are of the first, whose network the targets are for, and of the second, which is the default.
@@ -45,7 +45,7 @@ NETWORKS = ("ananet-paper", "ananet", "ananet-ratio")
 TIMED = NETWORKS[:2]
 K = np.array([[800.0, 0, 512], [0, 810, 384], [0, 0, 1]])
 # Of verdicts that half precision may turn, by matches near the decision.
-MOST_TURNED = 0.01
+MAX_TURNED = 0.01
 SIZES = (500, 2048, 8192, 65_536, 131_072)
 # Targets in ms, and in pairs per second.
 BARS = {
@@ -67,7 +67,7 @@ import numpy, torch; lap("import torch, s")
 device = torch.device(sys.argv[2]); torch.zeros(1, device=device).item(); lap("CUDA, s")
 import ananet; pruner = ananet.load(sys.argv[1], device=device); lap("load, s")
 points = numpy.random.default_rng(0).uniform(0, 600, (2048, 2))
-given = {"size0": (640, 480), "size1": (640, 480)}
+given = {"image_size0": (640, 480), "image_size1": (640, 480)}
 begin = time.perf_counter()
 pruner(points, points, **given); lap("call alone, s")
 pruner(points, points, **given); lap("second call, s")
@@ -128,8 +128,8 @@ def descriptors(count: int, seed: int) -> dict[str, np.ndarray]:
     return {
         "ratio": rng.random(count, np.float32),
         "mutual": rng.random(count) < 0.5,
-        "sizes0": rng.uniform(2, 30, count).astype(np.float32),
-        "sizes1": rng.uniform(2, 30, count).astype(np.float32),
+        "keypoint_sizes0": rng.uniform(2, 30, count).astype(np.float32),
+        "keypoint_sizes1": rng.uniform(2, 30, count).astype(np.float32),
         "angles0": rng.uniform(0, 6, count).astype(np.float32),
         "angles1": rng.uniform(0, 6, count).astype(np.float32),
     }
@@ -140,7 +140,7 @@ def odd_input() -> dict[str, dict[str, np.ndarray]]:
     far = two_views(300, 2)
     far["points0"][::7] = 65535
     nowhere = {**two_views(5, 3), "points0": np.full((5, 2), 1e30)}
-    sized = {**two_views(200, 4), "size0": np.array([1024, 768]), "size1": np.array([1024, 768])}
+    sized = {**two_views(200, 4), "image_size0": np.array([1024, 768]), "image_size1": np.array([1024, 768])}
     only_sized = {name: values for name, values in sized.items() if name[0] != "K"}
     return {
         "none": two_views(0, 0),
@@ -166,9 +166,9 @@ def check_conflicts(found: Found, device: str) -> None:
         logits = torch.randn(matches.shape[:2], device=device).mul(4).round() / 4
         mask = torch.rand(matches.shape[:2], device=device) < 0.8
         for given in (None, mask):
-            ours = doubt_conflicting(logits, matches, 10.0, given)
+            ours = penalize_conflicts(logits, matches, 10.0, given)
             with variable(CALLS_VARIABLE, "plain"):
-                plain = doubt_conflicting(logits, matches, 10.0, given)
+                plain = penalize_conflicts(logits, matches, 10.0, given)
             real = torch.ones_like(mask) if given is None else given
             found.expect(torch.equal(ours[real], plain[real]), f"{case}, mask {given is not None}")
 
@@ -196,7 +196,7 @@ def check_calls(found: Found, device: str, name: str) -> None:
         differ, off = disagreement(answer, exact(**given))
         turned, total, largest = turned + differ, total + len(answer.mask), max(largest, off)
     found.expect(from_plain == 0, f"{from_plain} of {total} verdicts differ from the plain road")
-    found.expect(turned <= MOST_TURNED * total, f"{turned} of {total} verdicts differ from single precision")
+    found.expect(turned <= MAX_TURNED * total, f"{turned} of {total} verdicts differ from single precision")
     found.measured |= {"verdicts": total, "other than the plain road": from_plain, "other than single": turned}
     found.measured["largest difference of scores from single"] = largest
     with torch.inference_mode():
@@ -226,7 +226,7 @@ def check_batches(found: Found, device: str, name: str) -> None:
     alone = [pruner(pair) for pair in pairs]
     differences = [disagreement(one, other) for one, other in zip(alone, whole, strict=True)]
     turned, total = sum(differ for differ, _ in differences), sum(map(len, pairs))
-    found.expect(turned <= MOST_TURNED * total, f"{turned} of {total} verdicts differ between batch and call")
+    found.expect(turned <= MAX_TURNED * total, f"{turned} of {total} verdicts differ between batch and call")
     found.measured |= {"verdicts": total, "other than in a call": turned}
     found.measured["largest difference of scores"] = max(off for _, off in differences)
     with ThreadPoolExecutor(4) as threads:
@@ -253,7 +253,7 @@ def check_errors(found: Found, device: str, name: str) -> None:
         "one camera": {"K1": None},
         "ratio": {"ratio": _with(good["ratio"], 4, 1.5)},
         "ratio of NaN": {"ratio": _with(good["ratio"], 4, np.nan)},
-        "sizes1": {"sizes1": _with(good["sizes1"], 2, 0.0)},
+        "keypoint_sizes1": {"keypoint_sizes1": _with(good["keypoint_sizes1"], 2, 0.0)},
         "angles0": {"angles0": _with(good["angles0"], 2, np.inf)},
     }
     for case, change in wrong.items():
@@ -379,9 +379,9 @@ def time_conflicts(found: Found, device: str) -> None:
         matches = (torch.rand(batch, length, 4, device=device) * 32).round() / 32
         logits = torch.randn(batch, length, device=device)
         if device == "cpu":
-            ms = wall_ms(lambda i, m=matches, x=logits: doubt_conflicting(x, m, 10.0), 0.1, 3)
+            ms = wall_ms(lambda i, m=matches, x=logits: penalize_conflicts(x, m, 10.0), 0.1, 3)
         else:
-            ms = device_ms(graphed(lambda m=matches, x=logits: doubt_conflicting(x, m, 10.0)))
+            ms = device_ms(graphed(lambda m=matches, x=logits: penalize_conflicts(x, m, 10.0)))
         found.measured[f"conflicts {batch} x {length}"] = ms
 
 

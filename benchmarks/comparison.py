@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ananet._util.tables import format_table
 from ananet.datasets.batches import BatchSettings
 from ananet.networks import ANANetSettings, NetworkSettings, load_network
 from ananet.networks.acne import ACNeSettings
 from ananet.networks.cne import CNeSettings
 from ananet.networks.lmcnet import LMCNetSettings
 from ananet.networks.oanet import OANetSettings
-from ananet.tables import format_table
 from ananet.training.loop import WEIGHTS, train
 from ananet.training.settings import TrainSettings
 
@@ -186,10 +186,10 @@ def train_one(arguments: argparse.Namespace, name: str, seed: int) -> None:
 
 def print_tables(arguments: argparse.Namespace) -> None:
     # Photos and estimators are needed here alone.
-    from ananet.drawing import save_picture
     from ananet.evaluation.pairs import MatchSettings
     from ananet.evaluation.runner import evaluate
     from ananet.evaluation.scoring import PoseSettings
+    from ananet.io.images import save_picture
 
     trained = {
         name: runs
@@ -288,8 +288,8 @@ def times(
 
 def by_inlier_ratio(evaluation: Evaluation, members: Sequence[str]) -> dict[str, float | None]:
     """F1 of pairs of a like inlier ratio, means over seeds; None where there are no such pairs."""
+    from ananet.core.metrics import mean_by_bin
     from ananet.evaluation.plots import INLIER_RATIO_EDGES
-    from ananet.metrics import mean_by_bin
 
     ratios = evaluation.inlier_ratios
     bins = [mean_by_bin(evaluation.scores[name].column("f1"), ratios, INLIER_RATIO_EDGES)[0] for name in members]

@@ -31,7 +31,7 @@ def times(form: str, length: int, threads: int, runs: int, reference_too: bool) 
     """Median milliseconds of the whole network, batch 1."""
     import torch
 
-    from ananet.attention import VARIABLE
+    from ananet.attention.second_order import VARIABLE
     from ananet.inference import engine_for
     from ananet.networks import ANANet, ANANetSettings
 

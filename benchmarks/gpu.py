@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ananet.attention import VARIABLE, second_order_attention
-from ananet.conflicts import doubt_conflicting
+from ananet.attention import second_order_attention
+from ananet.attention.second_order import VARIABLE
+from ananet.core.conflicts import penalize_conflicts
 from ananet.inference import engine_for
 from ananet.networks import ANANet, ANANetSettings
 
@@ -141,9 +142,9 @@ def check_conflicts() -> bool:
     for batch, length in ((1, 0), (1, 1), (3, 777), (2, 2048)):
         matches, logits = crowded_matches(batch, length), torch.randn(batch, length, device=DEVICE)
         mask = torch.rand(batch, length, device=DEVICE) < 0.8
-        ours = [doubt_conflicting(logits, matches, 10.0), doubt_conflicting(logits, matches, 10.0, mask)[mask]]
+        ours = [penalize_conflicts(logits, matches, 10.0), penalize_conflicts(logits, matches, 10.0, mask)[mask]]
         with plain_attention():
-            plain = [doubt_conflicting(logits, matches, 10.0), doubt_conflicting(logits, matches, 10.0, mask)[mask]]
+            plain = [penalize_conflicts(logits, matches, 10.0), penalize_conflicts(logits, matches, 10.0, mask)[mask]]
         if not all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True)):
             return False
     return True
@@ -196,10 +197,12 @@ def time_inference() -> dict[str, Any]:
                     )
     for batch, length in ((1, 2048), (1, 8192), (64, 2048)):
         matches, logits = crowded_matches(batch, length), torch.randn(batch, length, device=DEVICE)
-        results[f"conflicts {batch}x{length}"] = median_ms(lambda i, x=matches, y=logits: doubt_conflicting(y, x, 10.0))
+        results[f"conflicts {batch}x{length}"] = median_ms(
+            lambda i, x=matches, y=logits: penalize_conflicts(y, x, 10.0)
+        )
         with plain_attention():
             results[f"eager conflicts {batch}x{length}"] = median_ms(
-                lambda i, x=matches, y=logits: doubt_conflicting(y, x, 10.0)
+                lambda i, x=matches, y=logits: penalize_conflicts(y, x, 10.0)
             )
     network = random_network("cubic")
     engine = engine_for(network, DEVICE)

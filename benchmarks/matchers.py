@@ -22,12 +22,12 @@ from typing import Any
 import cv2
 import torch
 
+from ananet._util.tables import format_table
 from ananet.cli.demo import motorcycle
 from ananet.errors import InputError, MissingExtraError
 from ananet.features import load_detector, load_matcher, match
-from ananet.images import read_image
+from ananet.io.images import read_image
 from ananet.pruners import load
-from ananet.tables import format_table
 
 FULL = "lightglue, all layers"
 # Shares of LightGlue's time at this number of keypoints that pruners are to stay below.

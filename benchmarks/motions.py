@@ -24,9 +24,9 @@ import torch
 from tqdm import tqdm
 
 from ananet import Correspondences, group_motions, load
+from ananet._util.tables import format_table
 from ananet.datasets.sources import open_source
 from ananet.errors import InputError
-from ananet.tables import format_table
 
 COUNTS, MOTIONS = (400, 2000), (1, 2, 3, 4)
 RUNS = 9

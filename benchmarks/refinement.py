@@ -3,7 +3,7 @@
     python benchmarks/refinement.py SCENES [--limit N] [--pruner NAME] [--json]
 
 Of every pair of undistorted photos with known cameras: SIFT, nearest neighbours, the mutual ones of what the pruner
-keeps, `ananet.refinement.refine` on one thread. Distances are Sampson's, in pixels.
+keeps, `ananet.twoview.refinement.refine` on one thread. Distances are Sampson's, in pixels.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ananet import geometry
-from ananet.cameras import mean_focal
-from ananet.correspondences import Correspondences
+from ananet._util.tables import format_table
+from ananet.core import geometry
+from ananet.core.cameras import mean_focal
+from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import PosedImage, PosedPair
 from ananet.datasets.photos import read_posed_image
 from ananet.datasets.sources import open_posed_photos
 from ananet.errors import InputError
 from ananet.features import load_detector, match
 from ananet.pruners import load
-from ananet.refinement import refine
-from ananet.tables import format_table
+from ananet.twoview.refinement import refine
 
 # By how alike the photos are around both points after a second look.
 CORRELATIONS = (-1.0, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)

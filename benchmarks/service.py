@@ -49,7 +49,7 @@ def make_pairs(matches: int) -> list[dict[str, np.ndarray]]:
         points1 = np.where(right[:, None], points1, rng.uniform(0, 640, points1.shape))
         pairs.append({
             "points0": points0.astype(np.float32), "points1": points1.astype(np.float32),
-            "size0": np.array([640, 640]), "size1": np.array([640, 640]),
+            "image_size0": np.array([640, 640]), "image_size1": np.array([640, 640]),
             "ratio": np.where(right, 0.6, 0.9).astype(np.float32), "mutual": right | (rng.random(matches) < 0.3),
         })  # fmt: skip
     return pairs

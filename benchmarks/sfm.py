@@ -6,9 +6,9 @@
 Every n-th photo of a scene is reconstructed by pycolmap (an extra): its SIFT, known cameras, matches of one kind at a
 time, geometric verification, incremental mapping. Matches are "colmap", its own (ratio 0.8, cross check), those of them
 that a pruner keeps ("colmap+ananet"), or nearest neighbours that a pruner keeps. With --refine each kind comes a second
-time, its keypoints moved by a second look at the photos (`ananet.refinement`). Poses are compared over all pairs of
-photos; a pair with a photo that got no pose has failed. Runs differ in the seeds of verification and mapping; numbers
-are means over them.
+time, its keypoints moved by a second look at the photos (`ananet.twoview.refinement`). Poses are compared over all
+pairs of photos; a pair with a photo that got no pose has failed. Runs differ in the seeds of verification and mapping;
+numbers are means over them.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ananet.correspondences import Correspondences
+from ananet._util.tables import format_table
+from ananet.core.correspondences import Correspondences
+from ananet.core.geometry import relative_pose, rotation_error, translation_error
+from ananet.core.metrics import FAILURE, pose_auc
 from ananet.datasets.base import PosedImage, PosedPair
 from ananet.datasets.formats.colmap import read_posed_scene
 from ananet.datasets.photos import read_posed_image
 from ananet.datasets.sfm import PHOTOS_AT_ONCE, chunks
 from ananet.errors import InputError
 from ananet.features import Features, match
-from ananet.geometry import relative_pose, rotation_error, translation_error
-from ananet.integrations.colmap_database import HALF_PIXEL
-from ananet.integrations.colmap_library import import_pycolmap, quiet
-from ananet.metrics import FAILURE, pose_auc
+from ananet.integrations.colmap.database import HALF_PIXEL
+from ananet.integrations.colmap.library import import_pycolmap, quiet
 from ananet.pruners import load
-from ananet.refinement import KeypointRefinement
-from ananet.tables import format_table
+from ananet.twoview.refinement import KeypointRefinement
 
 # Scene, every how many photos one is taken, keypoints of a photo where not as below.
 ROWS = (
@@ -147,8 +147,8 @@ class Collection:
     def _matches(self, first: str, second: str, indices: np.ndarray) -> Correspondences:
         """The matches that join keypoints of these numbers, [N x 2]."""
         both = [(self.features[name], indices[:, column]) for column, name in enumerate((first, second))]
-        parts = ("points", "sizes", "angles")
-        given = {f"{part}{n}": getattr(both[n][0], part)[both[n][1]] for part in parts for n in (0, 1)}
+        parts = {"points": "points", "sizes": "keypoint_sizes", "angles": "angles"}
+        given = {f"{name}{n}": getattr(both[n][0], part)[both[n][1]] for part, name in parts.items() for n in (0, 1)}
         return Correspondences(**given, K0=self.images[first].K, K1=self.images[second].K, indices=indices)
 
     def nearest_neighbours(self) -> list[Correspondences]:

@@ -3,8 +3,9 @@
 ananet export ananet -o ananet.onnx
 python prune_onnx.py ananet.onnx matches.npz pruned.npz
 
-The .npz holds points0 and points1 [N x 2] in pixels, and K0, K1 [3 x 3] or size0, size1 (width, height); for a network
-with side input also ratio, mutual, sizes0, sizes1, angles0, angles1 [N], as far as they are known.
+The .npz holds points0 and points1 [N x 2] in pixels, and K0, K1 [3 x 3] or image_size0, image_size1 (width, height);
+for a network with side input also ratio, mutual, keypoint_sizes0, keypoint_sizes1, angles0, angles1 [N], as far as
+they are known.
 """
 
 import json
@@ -21,7 +22,7 @@ def normalize(arrays, number):
         K = arrays[f"K{number}"].astype(np.float64)
         rays = np.c_[points, np.ones(len(points))] @ np.linalg.inv(K).T
         return rays[:, :2] / rays[:, 2:], (K[0, 0] + K[1, 1]) / 2
-    size = arrays[f"size{number}"].astype(np.float64)
+    size = arrays[f"image_size{number}"].astype(np.float64)
     return (points - size / 2) / (0.7 * size.max()), 0.7 * size.max()
 
 
@@ -34,7 +35,13 @@ def main(model_path, matches_path, output_path):
     if channels := json.loads(metadata["side"]):
         known = {name: arrays[name] for name in ("ratio", "mutual") if name in arrays}
         known |= {f"angle{i}": arrays[f"angles{i}"] for i in (0, 1) if f"angles{i}" in arrays}
-        known |= {f"size{i}": arrays[f"sizes{i}"] / f for i, f in ((0, focal0), (1, focal1)) if f"sizes{i}" in arrays}
+        known |= {
+        for number, focal in ((0, focal0), (1, focal1)):
+            if f"keypoint_sizes{number}" in arrays:
+                known[f"keypoint_size{number}"] = arrays[f"keypoint_sizes{number}"] / focal
+            for i, f in ((0, focal0), (1, focal1))
+            if f"keypoint_sizes{i}" in arrays
+        }
         unknown = np.full(len(first), np.nan)
         side = [known.get(name, unknown) for name in channels]
         inputs["side"] = np.stack(side, axis=-1)[None].astype(np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 from skimage import data
 
 import ananet
-from ananet.drawing import draw_motions, save_picture
+from ananet.twoview.drawing import draw_motions, save_picture
 
 # Corners of each picture in the first photo and in the second.
 THINGS = (

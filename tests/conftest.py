@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from ananet.correspondences import Correspondences
-from ananet.geometry import essential_from_pose
+from ananet.core.correspondences import Correspondences
+from ananet.core.geometry import essential_from_pose
 
 # Importing it makes its toys known, which is for the test that asks for them to do.
 collect_ignore = ["toys.py"]
@@ -57,8 +57,8 @@ def make_problem(inliers: int = 300, outliers: int = 200, noise: float = 0.2, se
         points1[order],
         K0=K,
         K1=K,
-        size0=(width, height),
-        size1=(width, height),
+        image_size0=(width, height),
+        image_size1=(width, height),
         ratio=np.where(inlier, rng.uniform(0.3, 0.8, len(inlier)), rng.uniform(0.75, 1, len(inlier))),
         mutual=np.where(inlier, True, rng.random(len(inlier)) < 0.3),
     )

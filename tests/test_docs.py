@@ -21,14 +21,14 @@ import numpy as np
 import pytest
 
 import ananet
-from ananet.cli import COMMANDS, main
 from ananet.cli.demo import motorcycle
+from ananet.cli.main import COMMANDS, main
 from ananet.estimators import load_estimator
 from ananet.features import DETECTORS
-from ananet.pruners import look_up
+from ananet.pruners.registry import look_up
 from ananet.recipes import recipe_path
 from tests.datasets.scenes import write_scene
-from tests.integrations.databases import Writer
+from tests.integrations.colmap.databases import Writer
 from tests.integrations.test_hloc import stand_in, write_features, write_matches  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parent.parent
@@ -123,15 +123,15 @@ def files(tmp_path_factory) -> Path:
     (folder / "pairs.txt").write_text("000.png 001.png\n")
     matches = ananet.match_photos(pair.image0, pair.image1, pruner="all").matches
     points0, points1 = matches.numpy_points()
-    width, height = matches.size0
+    width, height = matches.image_size0
     np.savez(
         folder / "matches.npz",
         points0=points0,
         points1=points1,
         K0=pair.K0,
         K1=pair.K1,
-        size0=matches.size0,
-        size1=matches.size1,
+        image_size0=matches.image_size0,
+        image_size1=matches.image_size1,
         ratio=matches.ratio,
         mutual=matches.mutual,
     )

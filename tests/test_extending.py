@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ananet
-from ananet.cli import main
+from ananet.cli.main import main
 from ananet.datasets.sources import SOURCES, open_source
 from ananet.estimators import ESTIMATORS
 from ananet.evaluation.pairs import MatchSettings
@@ -49,7 +49,7 @@ def weights(problems, tmp_path_factory) -> Path:
         "[network]\nname = 'toy'\nwidth = 16\nside = ['ratio', 'mutual']\n[batches]\nbatch_size = 4\nmatches = 64\n"
     )
     settings = TrainSettings.from_toml(folder / "toy.toml")
-    settings = settings.changed(pairs=str(problems), validation=str(problems), pose_estimator="eight-point")
+    settings = settings.replace(pairs=str(problems), validation=str(problems), pose_estimator="eight-point")
     result = train(settings, folder / "run", device="cpu")
     assert result["step"] == 40 and {"f1", "auc_5"} <= set(result["validation"])
     return folder / "run" / WEIGHTS

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ananet import Correspondences, geometry
+from ananet import Correspondences
+from ananet.core import geometry
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.sources import SOURCES, StoredPairs
 from ananet.estimators import ESTIMATORS, Estimator

@@ -10,10 +10,11 @@ import sys
 import torch
 
 from ananet.datasets.synthetic import SyntheticSettings, synthesize
-from ananet.files import file_sha256, read_json, save_tensors, write_json
+from ananet.io.files import file_sha256, read_json, save_tensors, write_json
 from ananet.networks import load_network, save_network
 from ananet.networks.input import side_input
-from ananet.weights import FOLDER, INDEX, bundled
+from ananet.weights import bundled
+from ananet.weights.index import FOLDER, INDEX
 
 GOLDEN_MATCHES = 200
 

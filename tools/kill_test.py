@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 # So many times a run is killed before one may come to its end.
-MOST_KILLS = 3
+MAX_KILLS = 3
 # What a run tells of its own time is no part of its result.
 TIMES = ("seconds", "milliseconds", "date", "pairs_per_second")
 SETTINGS = """
@@ -130,9 +130,9 @@ def write_inputs(folder: Path) -> None:
 
     from ananet.datasets.build import BuildSettings, build_pairs
     from ananet.features import load_detector
-    from ananet.images import read_image
+    from ananet.io.images import read_image
     from tests.datasets.scenes import write_scene
-    from tests.integrations.databases import Writer
+    from tests.integrations.colmap.databases import Writer
 
     for number in range(8):
         write_scene(folder / "scenes" / f"scene-{number}", images=6, seed=10 * number)
@@ -143,7 +143,13 @@ def write_inputs(folder: Path) -> None:
     for number in range(100):
         points0, points1 = np.random.default_rng(number).uniform(0, 640, (2, 300, 2))
         size = (640, 640)
-        np.savez(folder / "matches" / f"{number:03d}.npz", points0=points0, points1=points1, size0=size, size1=size)
+        np.savez(
+            folder / "matches" / f"{number:03d}.npz",
+            points0=points0,
+            points1=points1,
+            image_size0=size,
+            image_size1=size,
+        )
     writer = Writer(folder / "a.db")
     detector = load_detector("sift", max_keypoints=600)
     for path in sorted((folder / "scenes").rglob("*.png"))[:12]:
@@ -208,7 +214,7 @@ def test(name: str, inputs: Path, work: Path, times: int, draw: random.Random) -
     killed = ended = compared = changed = 0
     while killed < times:
         shutil.copytree(inputs, folder)
-        for _ in range(min(draw.randint(1, MOST_KILLS), times - killed)):
+        for _ in range(min(draw.randint(1, MAX_KILLS), times - killed)):
             before = modified(folder)
             with start(command, folder) as process:
                 # Imports take most of the time; what matters comes once something is written.

@@ -16,12 +16,12 @@ import torch
 from skimage import data
 
 import ananet
-from ananet.cameras import centred_camera
+from ananet._util.tables import format_table
 from ananet.cli.demo import MeasuredPair, match_errors, motorcycle
-from ananet.drawing import draw_matches, draw_motions, stack
-from ananet.files import atomic_path
-from ananet.geometry import epipolar_distance, essential_from_pose, rotation_error, translation_error
-from ananet.tables import format_table
+from ananet.core.cameras import centred_camera
+from ananet.core.geometry import epipolar_distance, essential_from_pose, rotation_error, translation_error
+from ananet.io.files import atomic_path
+from ananet.twoview.drawing import draw_matches, draw_motions, stack
 
 # A match is right if it ends within this many pixels of the true place.
 CORRECT_WITHIN = 3.0
@@ -30,7 +30,7 @@ QUALITY = 82
 GREY = (128, 128, 128)
 FINER = 4
 # More lines would hide the photos.
-MOST_LINES = 120
+MAX_LINES = 120
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +75,9 @@ class Answer:
         known = np.flatnonzero(self.found.kept.mask & ~np.isnan(self.error))
         right = self.error < CORRECT_WITHIN
         caption = f"{title}: {len(known)} kept matches, {right[known].sum()} right (green)"
-        if len(known) > MOST_LINES:
-            caption += f"; {MOST_LINES} drawn"
-        shown = np.random.default_rng(0).permutation(known)[:MOST_LINES]
+        if len(known) > MAX_LINES:
+            caption += f"; {MAX_LINES} drawn"
+        shown = np.random.default_rng(0).permutation(known)[:MAX_LINES]
         points = (points[shown] for points in self.found.matches.numpy_points())
         photos = self.case.image0, self.case.image1
         return draw_matches(*photos, *points, right[shown], caption, PANEL_HEIGHT, equally=True)

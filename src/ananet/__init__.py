@@ -10,12 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ananet.correspondences import Correspondences
+    from ananet.core.correspondences import Correspondences
     from ananet.errors import InputError, MissingExtraError
     from ananet.estimators import Pose, estimate_pose
-    from ananet.motions import Motion, Motions, group_motions
-    from ananet.pipeline import PhotoMatches, match_photos
     from ananet.pruners import Pruned, Pruner, list_pruners, load
+    from ananet.twoview import PhotoMatches, match_photos
+    from ananet.twoview.motions import Motion, Motions, group_motions
 
 # Threads that spin while they wait for each other make a busy machine many times slower. A few microseconds of it save
 # two idle cores the waking up between layers, and cost a busy machine little (docs/speed.md). OpenMP reads this once,
@@ -47,20 +47,20 @@ __all__ = [
 ]
 
 _HOME = {
-    "Correspondences": "ananet.correspondences",
+    "Correspondences": "ananet.core",
     "InputError": "ananet.errors",
     "MissingExtraError": "ananet.errors",
-    "Motion": "ananet.motions",
-    "Motions": "ananet.motions",
-    "group_motions": "ananet.motions",
-    "PhotoMatches": "ananet.pipeline",
+    "Motion": "ananet.twoview.motions",
+    "Motions": "ananet.twoview.motions",
+    "group_motions": "ananet.twoview.motions",
+    "PhotoMatches": "ananet.twoview",
     "Pose": "ananet.estimators",
     "estimate_pose": "ananet.estimators",
     "Pruned": "ananet.pruners",
     "Pruner": "ananet.pruners",
     "list_pruners": "ananet.pruners",
     "load": "ananet.pruners",
-    "match_photos": "ananet.pipeline",
+    "match_photos": "ananet.twoview",
 }
 
 

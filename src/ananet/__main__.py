@@ -2,6 +2,6 @@
 
 import sys
 
-from ananet.cli import main
+from ananet.cli.main import main
 
 sys.exit(main())

@@ -11,7 +11,7 @@ from tests.attention.comparison import assert_same, inputs, padding, results
 def _many_small_blocks(monkeypatch):
     """Blocks and panels so small that every loop goes round more than once."""
     monkeypatch.setattr(blocked, "BLOCK_BYTES", 8 * 16 * 40)
-    monkeypatch.setattr(blocked, "FEWEST_ROWS", 16)
+    monkeypatch.setattr(blocked, "MIN_ROWS", 16)
     monkeypatch.setattr(cubic, "PANEL", 16)
 
 

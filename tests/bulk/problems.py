@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.conftest import make_problem
-from tests.integrations.databases import Writer
+from tests.integrations.colmap.databases import Writer
 
 
 def write_npz(folder: Path, count: int, inliers: int = 60, outliers: int = 40) -> Path:
@@ -16,9 +16,16 @@ def write_npz(folder: Path, count: int, inliers: int = 60, outliers: int = 40) -
         path.parent.mkdir(parents=True, exist_ok=True)
         points0, points1 = matches.numpy_points()
         np.savez(
-            path, points0=points0, points1=points1, K0=matches.K0, K1=matches.K1,
-            size0=matches.size0, size1=matches.size1, ratio=matches.ratio, mutual=matches.mutual,
-        )  # fmt: skip
+            path,
+            points0=points0,
+            points1=points1,
+            K0=matches.K0,
+            K1=matches.K1,
+            image_size0=matches.image_size0,
+            image_size1=matches.image_size1,
+            ratio=matches.ratio,
+            mutual=matches.mutual,
+        )
     return folder
 
 

@@ -102,12 +102,14 @@ def test_steps_apart_as_beside_gpus(two_workers):
             return {"number": row["number"], "pairs": [*row["pairs"], *failed]}
 
     def before(row):
-        matches = Correspondences(np.full((3, 2), row["number"]), np.zeros((3, 2)), size0=(9, 9), size1=(9, 9))
+        matches = Correspondences(
+            np.full((3, 2), row["number"]), np.zeros((3, 2)), image_size0=(9, 9), image_size1=(9, 9)
+        )
         return row | {"pairs": [Pair("a", str(row["number"]), matches=matches)]}
 
     def after(row):
         pair, failed = row["pairs"]
-        return {"seen": f"{pair.key} {pair.matches.points0.sum():g} {pair.matches.size0} {failed.error}"}
+        return {"seen": f"{pair.key} {pair.matches.points0.sum():g} {pair.matches.image_size0} {failed.error}"}
 
     rows = [{"number": number} for number in range(4)]
     engine = cluster.Cluster(ray, 1, "cpu")

@@ -35,7 +35,7 @@ def test_pruned_together_as_alone(monkeypatch):
 def test_one_pair_that_breaks_a_batch():
     pairs = make_pairs(3)
     # Neither cameras nor sizes: networks cannot place these points.
-    bad = pairs[1].matches.changed(K0=None, K1=None, size0=None, size1=None)
+    bad = pairs[1].matches.replace(K0=None, K1=None, image_size0=None, image_size1=None)
     pairs[1] = Pair("bad", matches=bad)
     found = stages.Prune("ananet-small", "cpu")(pairs)
     assert [pair.error is None for pair in found] == [True, False, True]
@@ -50,7 +50,7 @@ def test_verified():
     pairs = [
         Pair("known", matches=matches, cameras_known=True, kept=kept),
         Pair("guessed", matches=matches, cameras_known=False, kept=kept),
-        Pair("no ratios", matches=matches.changed(ratio=None), cameras_known=True, kept=kept),
+        Pair("no ratios", matches=matches.replace(ratio=None), cameras_known=True, kept=kept),
     ]
     known, guessed, no_ratios = stages.Verify("poselib")(pairs)
     assert known.overlap and np.abs(known.pose.R - problem.R.numpy()).max() < 0.01

@@ -2,8 +2,8 @@ import cv2
 import numpy as np
 import pytest
 
-from ananet.cli import main
 from ananet.cli.demo import motorcycle
+from ananet.cli.main import main
 
 
 @pytest.fixture(scope="session")

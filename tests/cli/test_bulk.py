@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ananet.cli import main
+from ananet.cli.main import main
 from tests.bulk.problems import read_rows, write_npz
 
 pytest.importorskip("pyarrow", reason="needs the extra 'ray'")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.integrations.databases import stored_matches, synthesize, write_problem
+from tests.integrations.colmap.databases import stored_matches, synthesize, write_problem
 
 FAST = ("--device", "cpu", "--pruner", "lpm")
 
@@ -87,7 +87,7 @@ def test_what_is_no_database_is_one_line(tmp_path, run):
 
 def test_wrong_paths_are_refused_before_torch_is_imported(database):
     code = (
-        "import sys; from ananet.cli import main\n"
+        "import sys; from ananet.cli.main import main\n"
         "wrong = ['none.db'], ['a.db', '-o', 'a.db'], ['a.db', '--pairs', 'all']\n"
         "codes = [main(['colmap', *arguments]) for arguments in wrong]\n"
         "assert codes == [2, 2, 2] and 'torch' not in sys.modules, codes\n"

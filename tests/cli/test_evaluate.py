@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import save_file
 
 from ananet.features import load_detector
-from ananet.images import read_image
+from ananet.io.images import read_image
 from tests.datasets.scenes import write_scene
 from tests.features.learned_detectors import random_detector, random_matcher
 

@@ -10,11 +10,11 @@ import pytest
 
 from ananet.cli.demo import motorcycle, rotation
 from ananet.cli.match import COLUMNS, short_names
-from ananet.correspondences import Correspondences
+from ananet.core.correspondences import Correspondences
 from ananet.features import MATCHERS, Matcher
 from ananet.features.matching import Nearest
-from ananet.images import read_image
-from ananet.stored_matches import OPTIONAL, REQUIRED
+from ananet.io.images import read_image
+from ananet.io.npz import OPTIONAL, REQUIRED
 
 
 def test_match_with_cameras(photos, tmp_path, run):
@@ -33,7 +33,7 @@ def test_match_with_cameras(photos, tmp_path, run):
     assert angle < 5
     assert set(result["milliseconds"]) == {"detect", "match", "prune", "verify", "pose"}
     assert (result["pose"]["estimator"], result["pose"]["threshold_pixels"]) == ("poselib", 0.75)
-    assert result["pose"]["handover"] == "one-to-one" and result["pruner"] == "ananet-ratio"
+    assert result["pose"]["match_selection"] == "one-to-one" and result["pruner"] == "ananet-ratio"
 
 
 def test_the_estimator_and_its_options(photos, tmp_path, run):
@@ -68,7 +68,7 @@ def test_match_without_cameras_says_how_to_get_a_pose(photos, tmp_path, run):
 
 def test_keypoints_of_ones_own(photos, tmp_path, run):
     from ananet.features import load_detector
-    from ananet.images import read_image
+    from ananet.io.images import read_image
 
     paths = [photos / "a.jpg", photos / "b.jpg"]
     for path in paths:
@@ -155,8 +155,8 @@ def test_a_picture_that_cannot_be_written_is_found_before_the_work(photos, run, 
     def worked(*_, **__):
         raise AssertionError("worked")
 
-    monkeypatch.setattr("ananet.pipeline.match_photos", worked)
-    monkeypatch.setattr("ananet.images.read_image", worked)
+    monkeypatch.setattr("ananet.twoview.matcher.match_photos", worked)
+    monkeypatch.setattr("ananet.io.images.read_image", worked)
     monkeypatch.setattr("ananet.pruners.load", worked)
     start = time.process_time()
     code, _, err = run("match", photos / "a.jpg", photos / "b.jpg", "--save", "matches.xyz")
@@ -184,7 +184,7 @@ def test_matches_are_saved_as_arrays(photos, tmp_path, run):
     np.testing.assert_allclose(arrays["K0"], result["cameras"]["K0"])
     # What a pruner takes is there under the names it takes.
     matches = Correspondences(**{name: values for name, values in arrays.items() if name in known})
-    assert matches.calibrated and matches.size0 == (741, 500) and len(matches) == result["matches"]
+    assert matches.calibrated and matches.image_size0 == (741, 500) and len(matches) == result["matches"]
     code, out, _ = run("prune", saved, "--pruner", "mutual+ratio", "--json")
     assert code == 0 and json.loads(out)["kept"] == result["kept"]
     code, out, _ = run(*both)
@@ -427,7 +427,7 @@ def test_photos_are_read_ahead_once(photos, monkeypatch):
 def test_a_match_imports_nothing_slow_in_vain(photos, tmp_path):
     code = f"""
 import sys
-from ananet.cli import main
+from ananet.cli.main import main
 code = main(["match", {str(photos / "a.jpg")!r}, {str(photos / "a.jpg")!r}, "-o", {str(tmp_path / "out.png")!r}])
 sys.exit(f"{{code}} {{slow}}" if (slow := {{"torch.onnx", "torch._dynamo"}} & set(sys.modules)) else code)
 """

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ananet import InputError
+from ananet.io.npz import MAX_BYTES, MAX_MATCHES, read_matches
 from ananet.pruners import progress as progress_module
-from ananet.stored_matches import MOST_BYTES, MOST_MATCHES, read_matches
 
 POINTS = np.random.default_rng(0).uniform(0, 600, (40, 2))
 
@@ -50,13 +50,13 @@ def test_everything_that_matches_can_have_is_read(problem, tmp_path, run):
         points1=m.points1,
         K0=m.K0,
         K1=m.K1,
-        size0=m.size0,
-        size1=m.size1,
+        image_size0=m.image_size0,
+        image_size1=m.image_size1,
         ratio=m.ratio,
         mutual=m.mutual,
         scores=np.ones(n),
-        sizes0=np.ones(n),
-        sizes1=np.ones(n),
+        keypoint_sizes0=np.ones(n),
+        keypoint_sizes1=np.ones(n),
         angles0=np.zeros(n),
         angles1=np.zeros(n),
         indices=np.zeros((n, 2), int),
@@ -88,7 +88,10 @@ def test_prune_wrong_files(tmp_path, run):
             "points0: expected real numbers, got an array of Py",
         ),
         (write("nan.npz", points0=points * np.nan, points1=points), "points0: expected finite"),
-        (write("half.npz", points0=points, points1=points, sizes0=np.ones(5)), "sizes0 and sizes1: expected both"),
+        (
+            write("half.npz", points0=points, points1=points, keypoint_sizes0=np.ones(5)),
+            "keypoint_sizes0 and keypoint_sizes1: expected both",
+        ),
     ]:
         code, _, err = run("prune", path)
         assert code == 2, path
@@ -183,18 +186,18 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path, run)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as written:
         written.writestr(*GOOD[1])
         with written.open("points0.npy", "w", force_zip64=True) as entry:
-            entry.write(npy(np.zeros((MOST_MATCHES + 1, 2), np.float16))[:128])
+            entry.write(npy(np.zeros((MAX_MATCHES + 1, 2), np.float16))[:128])
             for _ in range(16):
                 entry.write(piece)
     code, _, err = run("prune", path)
-    assert code == 2 and f"at most {MOST_MATCHES:,} rows, got shape (50,000,001, 2)" in err
+    assert code == 2 and f"at most {MAX_MATCHES:,} rows, got shape (50,000,001, 2)" in err
     # The size in the list of entries, 5.3 GB in place of 40 matches.
     data = bytearray(DEFLATED)
     at = data.find(b"PK\1\2")
     data[at + 24 : at + 28] = (2**32 - 2).to_bytes(4, "little")
     path.write_bytes(data)
     code, _, err = run("prune", path)
-    assert code == 2 and f"at most {MOST_BYTES:,} bytes of arrays, got 4,294,9" in err
+    assert code == 2 and f"at most {MAX_BYTES:,} bytes of arrays, got 4,294,9" in err
 
 
 def test_a_folder_is_no_file(tmp_path, monkeypatch, run):
@@ -225,7 +228,7 @@ def test_wrong_files_are_refused_before_torch_is_imported(tmp_path):
     (tmp_path / "m.npz").write_bytes(CORRUPT["text"][0])
     np.savez(tmp_path / "good.npz", points0=POINTS, points1=POINTS)
     code = (
-        "import sys; from ananet.cli import main\n"
+        "import sys; from ananet.cli.main import main\n"
         "wrong = ['m.npz'], ['none.npz'], ['good.npz', '-o', 'no/a.npz']\n"
         "codes = [main(['prune', *arguments]) for arguments in wrong]\n"
         "assert codes == [2, 2, 2] and 'torch' not in sys.modules, codes\n"
@@ -277,7 +280,7 @@ def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path):
 
 
 def test_many_matches_show_a_bar_on_a_terminal(tmp_path, monkeypatch, run):
-    np.savez(tmp_path / "m.npz", points0=POINTS, points1=POINTS, size0=(600, 600), size1=(600, 600))
+    np.savez(tmp_path / "m.npz", points0=POINTS, points1=POINTS, image_size0=(600, 600), image_size1=(600, 600))
     monkeypatch.setattr(progress_module, "WORTH_A_BAR", 10)
     assert run("prune", tmp_path / "m.npz", "--device", "cpu")[2] == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
@@ -290,7 +293,7 @@ def test_many_matches_show_a_bar_on_a_terminal(tmp_path, monkeypatch, run):
 )
 def test_prune_writes_nothing_but_npz(output, message, tmp_path, run):
     points = np.random.default_rng(0).uniform(0, 400, (2, 20, 2))
-    np.savez(tmp_path / "m.npz", points0=points[0], points1=points[1], size0=(400, 400), size1=(400, 400))
+    np.savez(tmp_path / "m.npz", points0=points[0], points1=points[1], image_size0=(400, 400), image_size1=(400, 400))
     (tmp_path / "a.db").write_bytes(b"a database")
     code, _, err = run("prune", tmp_path / "m.npz", "-o", f"{tmp_path}/{output}", "--pruner", "all")
     assert code == 2 and message in err

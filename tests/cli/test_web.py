@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ananet.cli import main
+from ananet.cli.main import main
 from ananet.cli.web import TOKEN, examples
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from ananet import geometry
+from ananet.core import geometry
 from ananet.datasets import augment
 from ananet.datasets.augment import Draw, Problems
 from ananet.datasets.base import Batch

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ananet.cameras import rotate_axes
+from ananet.core.cameras import rotate_axes
 from ananet.datasets.base import LabelledPair, PosedImage, PosedPair, PosedScene
 from ananet.estimators import Pose
 from tests.conftest import make_problem

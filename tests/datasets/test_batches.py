@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ananet import InputError, geometry
+from ananet import InputError
+from ananet.core import geometry
 from ananet.datasets.base import Batch
 from ananet.datasets.batches import BatchSettings, PairBatches
 from ananet.datasets.build import BuildSettings, build_pairs

@@ -19,8 +19,8 @@ from ananet.datasets.formats.colmap import read_posed_scene
 from ananet.datasets.formats.shards import INDEX, PairShards, read_index
 from ananet.datasets.photos import photo_features
 from ananet.features import load_detector, match
-from ananet.files import only_process
-from ananet.images import read_image
+from ananet.io.files import only_process
+from ananet.io.images import read_image
 from tests.datasets.scenes import write_scene
 
 SETTINGS = BuildSettings(max_keypoints=400, least_consistent=15, least_parallax=0.5)
@@ -63,7 +63,7 @@ def test_stored_pairs_are_what_matching_gives(pairs, scenes):
     np.testing.assert_array_equal(pair.matches.points1.numpy(), fresh.points1.numpy())
     np.testing.assert_allclose(pair.matches.ratio.numpy(), fresh.ratio.numpy(), atol=0.5 / 255 + 1e-6)
     np.testing.assert_array_equal(pair.matches.mutual.numpy(), fresh.mutual.numpy())
-    for name in ("sizes0", "sizes1", "angles0", "angles1"):
+    for name in ("keypoint_sizes0", "keypoint_sizes1", "angles0", "angles1"):
         torch.testing.assert_close(getattr(pair.matches, name), getattr(fresh, name), rtol=1e-3, atol=1e-3)
     assert torch.equal(pair.matches.indices, fresh.indices)
     assert pair.paths[0].exists()
@@ -81,7 +81,7 @@ def test_every_scale_adds_pairs_of_its_own(pairs, scenes, tmp_path):
     assert not torch.equal(full.matches.points0, small.matches.points0[: len(full.matches)])
     # Cameras and sizes stay those of the photo, and small photos have the same geometry.
     assert torch.equal(full.matches.K0, small.matches.K0)
-    assert full.matches.size0 == small.matches.size0
+    assert full.matches.image_size0 == small.matches.image_size0
     sure = small.matches.mutual & (small.matches.ratio < 0.7)
     assert sure.sum() > 20 and small.inlier[sure].float().mean() > 0.9
     assert build_pairs(scenes, tmp_path, settings, progress=False) == read_index(tmp_path)  # complete already
@@ -136,7 +136,7 @@ def test_two_builds_do_not_write_to_one_folder(scenes, tmp_path):
     with only_process(tmp_path), pytest.raises(InputError, match="another process is writing here"):
         build_pairs(scenes / "other", tmp_path, SETTINGS, progress=False)
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom ananet.files import only_process\n"
+        "import sys, time\nfrom pathlib import Path\nfrom ananet.io.files import only_process\n"
         f"with only_process(Path({str(tmp_path)!r})):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from ananet.cli import main
+from ananet.cli.main import main
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.build import BuildSettings, build_pairs
 from ananet.datasets.formats.shards import PairShards
@@ -75,7 +75,7 @@ def test_distinctive_matches_are_mutual_and_below_a_ratio_of_eight_tenths():
     pair = labelled()
     ratio = torch.where(torch.arange(300) < 150, 0.79, 0.8)
     mutual = torch.arange(300) % 2 == 0
-    facts = facts_of(LabelledPair.from_pose("p", pair.matches.changed(ratio=ratio, mutual=mutual), pair.R, pair.t), 0)
+    facts = facts_of(LabelledPair.from_pose("p", pair.matches.replace(ratio=ratio, mutual=mutual), pair.R, pair.t), 0)
     assert facts.distinctive == 75
     assert facts.distinctive_inliers == pytest.approx(float(pair.inlier[:150][mutual[:150]].float().mean()))
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ananet import geometry
-from ananet.cameras import rotate_axes, rotate_camera, undistort_points
+from ananet.core import geometry
+from ananet.core.cameras import rotate_axes, rotate_camera, undistort_points
 from ananet.datasets.base import LabelledPair, PosedImage, PosedPair
 from ananet.datasets.photos import photo_features, read_posed_image
 from ananet.errors import InputError
@@ -75,12 +75,12 @@ def test_turned_photos_keep_their_geometry(tmp_path: Path, turns: tuple[int, int
     torch.testing.assert_close(pair.R, torch.from_numpy(R))
     assert geometry.translation_error(pair.t, torch.from_numpy(T)) < 1e-4
     assert right_among_the_sure(pair) > 0.95
-    assert pair.matches.size0 == SIZE
+    assert pair.matches.image_size0 == SIZE
 
 
 def test_scaled_photos_keep_their_geometry(tmp_path: Path) -> None:
     pair = labelled(make_pair(tmp_path), longest_side=640)
-    assert pair.matches.size0 == (640, 480)
+    assert pair.matches.image_size0 == (640, 480)
     assert pair.matches.K0 is not None
     # The corner (-0.5, -0.5) stays where it is.
     np.testing.assert_allclose(pair.matches.K0[:2, 2] + 0.5, 2 * (K[:2, 2] + 0.5), rtol=1e-6)
@@ -99,7 +99,7 @@ def test_points_of_scaled_photos_may_count_in_original_pixels(tmp_path: Path) ->
     np.testing.assert_allclose(original.features.sizes, 2 * scaled.features.sizes)
     np.testing.assert_allclose(original.rays(), scaled.rays(), atol=1e-6)
     pair = labelled(make_pair(tmp_path), scale=0.8, original_pixels=True)
-    assert pair.matches.size0 == SIZE and right_among_the_sure(pair) > 0.95
+    assert pair.matches.image_size0 == SIZE and right_among_the_sure(pair) > 0.95
 
 
 def test_points_are_freed_from_distortion(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ananet import geometry
+from ananet.core import geometry
 from ananet.datasets import sfm
 from ananet.datasets.base import PosedScene
 from ananet.datasets.formats.colmap import read_posed_scene
@@ -90,7 +90,7 @@ def test_reconstructs_rendered_views(tmp_path: Path) -> None:
 
 
 def test_large_collections_are_matched_by_likeness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sfm, "MOST_FOR_ALL_PAIRS", 2)
+    monkeypatch.setattr(sfm, "MAX_PHOTOS_FOR_ALL_PAIRS", 2)
     monkeypatch.setattr(sfm, "CANDIDATES", 3)
     result = reconstruct(write_views(tmp_path / "photos"), tmp_path / "scene", progress=False)
     assert len(result.registered) == 5

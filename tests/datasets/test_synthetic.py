@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from ananet import geometry
+from ananet.core import geometry
 from ananet.datasets.synthetic import SyntheticBatch, SyntheticSettings, synthesize
 from ananet.errors import InputError
 

@@ -72,8 +72,11 @@ def test_joined_tables_hold_the_same_pairs(table):
 def test_labelled_pairs_become_a_table():
     problem = make_problem(30, 20)
     bare = Correspondences(problem.matches.points0, problem.matches.points1, K0=K, K1=K)
-    known = problem.matches.changed(
-        sizes0=torch.full((50,), 3.0), sizes1=torch.full((50,), 6.0), angles0=torch.zeros(50), angles1=torch.ones(50)
+    known = problem.matches.replace(
+        keypoint_sizes0=torch.full((50,), 3.0),
+        keypoint_sizes1=torch.full((50,), 6.0),
+        angles0=torch.zeros(50),
+        angles1=torch.ones(50),
     )
     table = table_of_pairs(LabelledPair.from_pose("p", m, problem.R, problem.t) for m in (known, bare))
     table.check("here")

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ananet import Correspondences, InputError, estimate_pose
+from ananet.core.geometry import rotation_error, sampson_distance, translation_error
 from ananet.estimators import ESTIMATORS, estimate_fundamental, load_estimator
-from ananet.geometry import rotation_error, sampson_distance, translation_error
 from tests.conftest import make_problem
 
 # Those that tell wrong matches from right ones; `eight-point` has a file of its own.

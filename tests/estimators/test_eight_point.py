@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ananet import Correspondences, InputError, estimate_pose
+from ananet.core.geometry import rotation_error, sampson_distance, translation_error
 from ananet.estimators import estimate_fundamental
-from ananet.geometry import rotation_error, sampson_distance, translation_error
 from ananet.networks.base import inlier_weights
 from tests.conftest import make_problem
 

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from ananet import Correspondences, InputError, estimate_pose
+from ananet.core.geometry import rotation_error
 from ananet.estimators import load_estimator
-from ananet.geometry import rotation_error
 from tests.conftest import make_problem
 
 
@@ -19,7 +19,7 @@ def test_options_reach_poselib():
     assert given.refinement == {"loss_type": "CAUCHY", "loss_scale": 0.25}
     plain = load_estimator("poselib")
     assert "success_prob" not in plain.sampling and plain.sampling["max_epipolar_error"] == 0.75
-    assert plain.refinement == {"loss_type": "CAUCHY", "loss_scale": 0.25} and plain.handover == "one-to-one"
+    assert plain.refinement == {"loss_type": "CAUCHY", "loss_scale": 0.25} and plain.match_selection == "one-to-one"
     assert load_estimator("poselib@loss=huber@loss_scale=none").refinement == {"loss_type": "HUBER"}
     assert load_estimator("poselib@loss=none").refinement == {}
 

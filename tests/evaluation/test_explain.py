@@ -9,11 +9,11 @@ import torch
 
 from ananet import InputError
 from ananet.attention.reference import CONTEXT
-from ananet.cli import main
-from ananet.drawing import GREEN
+from ananet.cli.main import main
 from ananet.evaluation.explain import block_features, inlier_neighbours, shared_attention, two_apart, view_blocks
 from ananet.networks import ANANet, ANANetSettings, Network, load_network
 from ananet.networks.input import network_input
+from ananet.twoview.drawing import GREEN
 from tests.conftest import make_problem
 from tests.evaluation.conftest import camera_pose
 
@@ -73,7 +73,7 @@ def test_side_input_is_part_of_what_blocks_see():
     network = ANANet(ANANetSettings(blocks=1, width=16, heads=2, side=("ratio", "mutual"))).eval()
     torch.nn.init.normal_(network.side_encoder.linears[-1].weight)
     matches = make_problem(20, 20).matches
-    with_side, without = block_features(network, matches), block_features(network, matches.changed(ratio=None))
+    with_side, without = block_features(network, matches), block_features(network, matches.replace(ratio=None))
     assert not torch.allclose(with_side[0], without[0])
 
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_done_is_found_before_the_work(world, tmp_path, capsys, m
     def worked(*_, **__):
         raise AssertionError("worked")
 
-    for place in ("ananet.pipeline.match_photos", "ananet.images.read_image", "ananet.pruners.load"):
+    for place in ("ananet.twoview.matcher.match_photos", "ananet.io.images.read_image", "ananet.pruners.load"):
         monkeypatch.setattr(place, worked)
     (tmp_path / "file").write_text("")
     (tmp_path / "pose.txt").write_text("1 2 3")
@@ -208,7 +208,9 @@ def test_what_cannot_be_done_is_found_before_the_work(world, tmp_path, capsys, m
 )
 def test_wrong_arguments_are_found_before_torch_is_imported(arguments, word, tmp_path):
     pytest.importorskip("matplotlib")
-    code = "import sys; from ananet.cli import main; code = main(sys.argv[1:]); print('torch' in sys.modules, code)"
+    code = (
+        "import sys; from ananet.cli.main import main; code = main(sys.argv[1:]); print('torch' in sys.modules, code)"
+    )
     done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert word in done.stderr and done.stdout.split() == ["False", "2"], done.stderr
 

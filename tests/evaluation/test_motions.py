@@ -5,7 +5,7 @@ import pytest
 
 from ananet import InputError, load
 from ananet.evaluation.motions import evaluate_motions, motion_report, motion_rows, synthetic_problems, true_motions
-from tests.motions.test_motions import body, scene, turn
+from tests.twoview.motions.test_grouping import body, scene, turn
 
 
 @pytest.fixture
@@ -17,7 +17,13 @@ def folder(tmp_path):
             body(random, 50, (0.9, 0.3, 5), turn(-20, (1, 0, 0)), (0, 0.3, 0.2)),
         )
         (tmp_path / name).mkdir()
-        arrays = {"points0": points0, "points1": points1, "motion": truth, "size0": (640, 480), "size1": (640, 480)}
+        arrays = {
+            "points0": points0,
+            "points1": points1,
+            "motion": truth,
+            "image_size0": (640, 480),
+            "image_size1": (640, 480),
+        }
         np.savez(tmp_path / name / "matches.npz", **arrays)
     return tmp_path
 

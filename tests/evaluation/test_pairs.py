@@ -69,7 +69,7 @@ def test_wrong_matches_are_thinned(world):
 
 def test_photos_are_scaled(world):
     pair = pairs_of(world.folder, max_keypoints=100, longest_side=640)[0]
-    assert pair.matches.size0 == (640, 480)
+    assert pair.matches.image_size0 == (640, 480)
     assert pair.matches.K0[0, 0] == pytest.approx(600)
 
 
@@ -154,7 +154,7 @@ def test_the_photo_of_two_cameras_has_features_for_each(world, tmp_path):
     for number in range(pairs.photos):
         pairs.prepare(number)
     assert [pairs[n].matches.K0[0, 0].item() for n in range(3)] == [300, 310, 300]
-    assert pairs[3].matches.size0 == (240, 320)
+    assert pairs[3].matches.image_size0 == (240, 320)
     assert len(list((tmp_path / "features").iterdir())) == 4
     few = pairs_of(tmp_path / "pairs.txt", tmp_path / "features", images, max_keypoints=50, limit=1)
     assert few.photos == 2, "of the pairs within the limit"
@@ -162,9 +162,20 @@ def test_the_photo_of_two_cameras_has_features_for_each(world, tmp_path):
 
 def test_kept_features_know_all_that_fresh_ones_know(world, tmp_path):
     fresh, kept = (pairs_of(world.folder, folder, max_keypoints=50)[0].matches for folder in (None, tmp_path))
-    for name in ("points0", "points1", "ratio", "mutual", "sizes0", "sizes1", "angles0", "angles1", "indices", "K1"):
+    for name in (
+        "points0",
+        "points1",
+        "ratio",
+        "mutual",
+        "keypoint_sizes0",
+        "keypoint_sizes1",
+        "angles0",
+        "angles1",
+        "indices",
+        "K1",
+    ):
         assert torch.equal(getattr(fresh, name), getattr(kept, name)), name
-    assert fresh.size0 == kept.size0 == (320, 240)
+    assert fresh.image_size0 == kept.image_size0 == (320, 240)
 
 
 def test_matchers(world):
@@ -203,9 +214,9 @@ def test_thinning_leaves_the_right_matches():
 def test_rescaling_keeps_rays():
     matches = make_problem().matches
     assert torch.allclose(rescaled(matches, 1600).normalized(), matches.normalized(), atol=1e-9)
-    keypoints = matches.changed(sizes0=torch.full((500,), 4.0), sizes1=torch.full((500,), 8.0))
+    keypoints = matches.replace(keypoint_sizes0=torch.full((500,), 4.0), keypoint_sizes1=torch.full((500,), 8.0))
     scaled = rescaled(keypoints, 1600)
-    assert scaled.size0 == (1600, 1200) and scaled.sizes0[0] == 10 and scaled.sizes1[0] == 20
+    assert scaled.image_size0 == (1600, 1200) and scaled.keypoint_sizes0[0] == 10 and scaled.keypoint_sizes1[0] == 20
     torch.testing.assert_close(scaled.normalized_sizes(), keypoints.normalized_sizes())
     with pytest.raises(InputError, match="longest_side: "):
         rescaled(Correspondences([[1, 2]], [[3, 4]]), 1600)

@@ -17,7 +17,7 @@ from ananet.evaluation.predictions import (
     read_predictions,
     write_predictions,
 )
-from ananet.files import file_sha256
+from ananet.io.files import file_sha256
 from tests.conftest import make_problem
 
 ORIGIN = Origin("tiny", [{"threshold": 0.4}], "abc", "posed scenes", {"detector": "sift", "limit": None})

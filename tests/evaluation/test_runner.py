@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ananet import InputError
-from ananet.cli import main
+from ananet.cli.main import main
 from ananet.datasets.sources import open_source
 from ananet.evaluation import runner
 from ananet.evaluation.pairs import MatchSettings, open_pairs
@@ -109,7 +109,7 @@ def test_a_stopped_evaluation_goes_on_where_it_stopped(world, tmp_path, monkeypa
 def test_a_killed_evaluation_goes_on_with_its_parts(world, tmp_path, capsys):
     arguments = [world.folder, "--pruner", "all,mutual", *SMALL, "--workers", 1, "--json", "--predictions"]
     code = (
-        "import sys, time\nfrom ananet.cli import main\nfrom ananet.evaluation import runner\n"
+        "import sys, time\nfrom ananet.cli.main import main\nfrom ananet.evaluation import runner\n"
         "from ananet.evaluation.predictions import PredictionStore\n"
         "add, runner.PAIRS_AT_ONCE = PredictionStore.add, 1\n"
         "def slow_add(store, made):\n"

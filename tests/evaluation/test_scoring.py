@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from ananet import InputError
+from ananet.core.metrics import PoseError
 from ananet.datasets.base import LabelledPair
 from ananet.evaluation.predictions import Prediction
 from ananet.evaluation.scoring import (
@@ -13,7 +14,6 @@ from ananet.evaluation.scoring import (
     pose_error,
     score_pair,
 )
-from ananet.metrics import PoseError
 from tests.conftest import make_problem
 
 
@@ -134,7 +134,7 @@ def test_options_of_a_name_go_before_the_settings():
 
 
 def test_poselib_has_options_and_a_default_confidence_of_its_own(pair):
-    name = "poselib@loss=huber@handover=kept@threshold=1"
+    name = "poselib@loss=huber@match_selection=all@threshold=1"
     settings = PoseSettings((name, "poselib"))
     own = "poselib, threshold 0.75 px / mean focal length, confidence its default, kept matches that are one to one"
     assert settings.describe("poselib") == own

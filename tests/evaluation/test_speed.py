@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from ananet.cli import main
+from ananet.cli.main import main
 from ananet.evaluation import speed
 
 QUICK = ("--seconds", "0.01", "--lengths", "32,64", "--matches", "64", "--batch", "1,2")
@@ -77,7 +77,7 @@ def test_networks_need_neither_opencv_nor_matplotlib():
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys(("cv2", "matplotlib", "h5py", "poselib")))
-from ananet.cli import main
+from ananet.cli.main import main
 sys.exit(main(["benchmark", "--networks-only", "--json", *{QUICK!r}]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)

@@ -108,22 +108,22 @@ def test_a_match_knows_its_keypoints():
     np.testing.assert_array_equal(second, nearest_neighbours(features0.descriptors, features1.descriptors).index)
     for name, values0, values1 in (
         ("points", features0.points, features1.points),
-        ("sizes", features0.sizes, features1.sizes),
+        ("keypoint_sizes", features0.sizes, features1.sizes),
         ("angles", features0.angles, features1.angles),
     ):
         np.testing.assert_array_equal(getattr(matches, f"{name}0").numpy(), values0[first])
         np.testing.assert_array_equal(getattr(matches, f"{name}1").numpy(), values1[second])
-    assert matches.calibrated and matches.size0 == (320.0, 240.0)
+    assert matches.calibrated and matches.image_size0 == (320.0, 240.0)
 
 
 def test_keypoints_without_size_and_angle_match_too():
     bare = Features(np.zeros((2, 2), np.float32), np.eye(2, dtype=np.float32), (10, 10))
     full = load_detector("sift", max_keypoints=2).detect(photo())
     matches = match(bare, bare)
-    assert matches.sizes0 is None and matches.angles1 is None
+    assert matches.keypoint_sizes0 is None and matches.angles1 is None
     assert matches.indices.tolist() == [[0, 0], [1, 1]]
     half = Features(full.points, np.eye(len(full), 2, dtype=np.float32), (10, 10), full.sizes, full.angles)
-    assert match(bare, half).sizes0 is None
+    assert match(bare, half).keypoint_sizes0 is None
     assert match(half, bare).angles1 is None
 
 
@@ -170,7 +170,7 @@ def test_several_matches_of_a_keypoint():
     np.testing.assert_array_equal(first, np.tile(np.arange(count), 2))
     assert (second[:count] != second[count:]).all()
     np.testing.assert_array_equal(matches.points0.numpy(), features0.points[first])
-    np.testing.assert_array_equal(matches.sizes1.numpy(), features1.sizes[second])
+    np.testing.assert_array_equal(matches.keypoint_sizes1.numpy(), features1.sizes[second])
     with pytest.raises(InputError, match="neighbours: expected a whole number of at least 1, got 0"):
         match(features0, features1, neighbours=0)
 

@@ -23,7 +23,7 @@ def test_detect_and_match_a_shifted_photo(detector):
     good = matches.mutual.numpy()
     step = (matches.points1 - matches.points0).numpy()[good]
     assert np.median(np.abs(step - (5, 0)), axis=0).max() < 1
-    assert matches.size0 == (320.0, 240.0)
+    assert matches.image_size0 == (320.0, 240.0)
 
 
 def test_descriptors_have_unit_length_and_strongest_come_first():

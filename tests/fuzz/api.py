@@ -10,7 +10,8 @@ import torch
 from hypothesis import strategies as st
 
 import ananet
-from ananet import Correspondences, metrics
+from ananet import Correspondences
+from ananet.core import metrics
 from ananet.estimators import ESTIMATORS, load_estimator
 from ananet.features import Features, load_detector, match, nearest_neighbours
 from ananet.pruners.base import Pruned
@@ -138,7 +139,9 @@ def prepare_batches(_: Path) -> Case:
 
 @target("options by name")
 def prepare_options(_: Path) -> Case:
-    small = Correspondences(*np.random.default_rng(0).uniform(0, 100, (2, 60, 2)), size0=(100, 100), size1=(100, 100))
+    small = Correspondences(
+        *np.random.default_rng(0).uniform(0, 100, (2, 60, 2)), image_size0=(100, 100), image_size1=(100, 100)
+    )
     makers = {
         **dict.fromkeys(PRUNERS, lambda text: ananet.load(text, device="cpu")),
         **dict.fromkeys(ESTIMATORS.names, load_estimator),
@@ -149,7 +152,7 @@ def prepare_options(_: Path) -> Case:
     }
     options = ("threshold", "conflict_odds", "rotation", "scale", "neighbours", "agreement", "limits", "eta", "vectors")
     options += ("sigma", "floor", "likelihood", "deviation", "centroids", "seed_ratio", "fewest_seeds", "width")
-    options += ("confidence", "use_scores", "handover", "max_keypoints", "path", "x", "")
+    options += ("confidence", "use_scores", "match_selection", "max_keypoints", "path", "x", "")
 
     def case(data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(makers)))
@@ -168,7 +171,7 @@ def prepare_estimators(_: Path) -> Case:
     def case(data: st.DataObject) -> None:
         options = {}
         if data.draw(st.integers(0, 3)) == 0:
-            name = data.draw(st.sampled_from(("threshold", "confidence", "use_scores", "handover", "x")))
+            name = data.draw(st.sampled_from(("threshold", "confidence", "use_scores", "match_selection", "x")))
             options[name] = data.draw(st.sampled_from((*VALUES, 1.0, 0.99, "kept", "one-to-one")))
         estimator = load_estimator(data.draw(st.sampled_from(ESTIMATORS.names)), **options)
         pair = fuzzed.correspondences(data)

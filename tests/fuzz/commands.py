@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from hypothesis import strategies as st
 
-from ananet.cli import CRASHED, main
+from ananet.cli.main import CRASHED, main
 from ananet.networks import save_network
 from tests.datasets.formats.test_fuzz import write_settings, write_shards
 from tests.datasets.scenes import write_scene

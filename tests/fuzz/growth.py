@@ -11,7 +11,7 @@ import numpy as np
 
 import ananet
 
-LARGEST = 300
+MAX_MATCHES = 300
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Growth:
 def measure(pruner: ananet.Pruner, calls: int, seed: int = 0) -> Growth:
     """Calls with matches of changing number; the same sizes in every fifth."""
     rng = np.random.default_rng(seed)
-    sizes = rng.integers(1, LARGEST, calls // 5)
-    points = rng.uniform(0, 640, (2, LARGEST, 2))
+    sizes = rng.integers(1, MAX_MATCHES, calls // 5)
+    points = rng.uniform(0, 640, (2, MAX_MATCHES, 2))
     memory, seconds = [], []
     for _ in range(5):
         start = time.process_time()
         for size in sizes:
-            pruner(points[0, :size], points[1, :size], size0=(640, 640), size1=(640, 640))
+            pruner(points[0, :size], points[1, :size], image_size0=(640, 640), image_size1=(640, 640))
         seconds.append((time.process_time() - start) / len(sizes))
         memory.append(resident_bytes())
     return Growth((memory[-1] - memory[0]) / 2**20, seconds[1], seconds[-1])

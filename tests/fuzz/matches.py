@@ -86,7 +86,10 @@ def given(data: st.DataObject, spoiled: bool = True) -> dict[str, Any]:
         focal = data.draw(st.sampled_from((1e-9, 1.0, 500.0, 1e9)))
         arguments |= {name: np.array([[focal, 0, 320], [0, focal, 320], [0, 0, 1]]) for name in ("K0", "K1")}
     if data.draw(st.booleans()):
-        arguments |= {"size0": (640, 640), "size1": data.draw(st.sampled_from(((640, 640), (1, 1), (1e9, 1e-9))))}
+        arguments |= {
+            "image_size0": (640, 640),
+            "image_size1": data.draw(st.sampled_from(((640, 640), (1, 1), (1e9, 1e-9)))),
+        }
     optional = {
         "ratio": rng.random(count),
         "mutual": rng.random(count) < 0.5,
@@ -96,11 +99,13 @@ def given(data: st.DataObject, spoiled: bool = True) -> dict[str, Any]:
     for name, values in optional.items():
         if data.draw(st.booleans()):
             arguments[name] = values
-    for name, values in (("sizes", rng.uniform(0.1, 50, count)), ("angles", rng.uniform(-10, 10, count))):
+    for name, values in (("keypoint_sizes", rng.uniform(0.1, 50, count)), ("angles", rng.uniform(-10, 10, count))):
         if data.draw(st.booleans()):
             arguments |= {f"{name}0": values, f"{name}1": values[::-1].copy()}
     if spoiled and data.draw(st.integers(0, 3)) == 0:
-        name = data.draw(st.sampled_from((*arguments, "points0", "points1", "K0", "size0", "ratio", "sizes0")))
+        name = data.draw(
+            st.sampled_from((*arguments, "points0", "points1", "K0", "image_size0", "ratio", "keypoint_sizes0"))
+        )
         arguments[name] = data.draw(st.sampled_from(NONSENSE))
     return arguments
 

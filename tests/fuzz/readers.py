@@ -19,14 +19,14 @@ import ananet
 from ananet.cli.arguments import read_camera
 from ananet.datasets.sources import open_source
 from ananet.features import load_detector
-from ananet.images import exif_focal, read_image
 from ananet.integrations.colmap import match_database, prune_database
 from ananet.integrations.hloc import prune_matches
-from ananet.stored_matches import read_matches
+from ananet.io.images import exif_focal, read_image
+from ananet.io.npz import read_matches
 from tests.conftest import make_problem
 from tests.datasets.formats.test_fuzz import BINARY, FORMATS, HDF5, TEXT, Format
 from tests.fuzz.campaign import TARGETS, Case
-from tests.integrations.databases import Writer
+from tests.integrations.colmap.databases import Writer
 from tests.mutations import change_bytes, change_floats, change_words, mutants
 from tests.photos import photo
 
@@ -88,7 +88,7 @@ def write_npz(folder: Path) -> None:
     matches = make_problem(inliers=6, outliers=6).matches
     points0, points1 = matches.numpy_points()
     more = {"K0": matches.K0, "K1": matches.K1, "ratio": matches.ratio, "mutual": matches.mutual}
-    np.savez(folder / "m.npz", points0=points0, points1=points1, size0=(640, 480), size1=(640, 480), **more)
+    np.savez(folder / "m.npz", points0=points0, points1=points1, image_size0=(640, 480), image_size1=(640, 480), **more)
 
 
 def write_features(folder: Path) -> None:

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from ananet import Correspondences, InputError, group_motions, metrics
+from ananet import Correspondences, InputError, group_motions
+from ananet.core import metrics
 from ananet.estimators import load_estimator
 from ananet.features import Features, load_detector
 from ananet.integrations import hloc
-from ananet.stored_matches import read_some
+from ananet.io.npz import read_some
 
 POINTS, DESCRIPTORS = np.zeros((3, 2)), np.eye(3, 8)
 

@@ -21,7 +21,7 @@ import pytest
 from ananet.networks import save_network
 from tests.datasets.formats import test_colmap
 from tests.datasets.scenes import write_scene
-from tests.integrations.databases import Writer
+from tests.integrations.colmap.databases import Writer
 from tests.networks.networks import network
 
 pytest.importorskip("resource")
@@ -39,10 +39,10 @@ from ananet import InputError
 from ananet.datasets.formats.colmap import read_colmap
 from ananet.evaluation.predictions import read_predictions
 from ananet.features import load_detector
-from ananet.images import read_image
+from ananet.io.images import read_image
 from ananet.integrations.colmap import prune_database
 from ananet.networks import load_network
-from ananet.stored_matches import read_matches
+from ananet.io.npz import read_matches
 from ananet.training.checkpoint import read_checkpoint
 from ananet.training.settings import TrainSettings
 
@@ -196,8 +196,8 @@ FULL = """
 import json, os, resource, signal, sys
 from contextlib import redirect_stderr
 from io import StringIO
-from ananet.cli import main
-import ananet.integrations.colmap, ananet.motions, ananet.datasets.build, ananet.drawing  # imports may write caches
+from ananet.cli.main import main
+import ananet.integrations.colmap, ananet.twoview.motions, ananet.datasets.build, ananet.twoview.drawing
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 for folder, arguments in json.load(sys.stdin):

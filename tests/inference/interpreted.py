@@ -5,15 +5,15 @@ import math
 import pytest
 import torch
 
-from ananet.conflicts import doubt_conflicting
+from ananet._util.seeds import generator
+from ananet.core.conflicts import penalize_conflicts
 from ananet.datasets.synthetic import SyntheticSettings, synthesize
 from ananet.inference.ananet.consensus import find_distances
 from ananet.inference.ananet.folded import FoldedANANet
 from ananet.inference.ananet.fused import FusedANANet
 from ananet.networks.consensus import distance_to_consensus
-from ananet.seeds import generator
+from tests.core.test_conflicts import crowded
 from tests.inference.test_ananet import trained
-from tests.test_conflicts import crowded
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_doubt_in_conflicting_matches_agrees_with_the_plain_road(n, channels, od
     for backend in ("fused", "reference"):
         monkeypatch.setenv("ANANET_ATTENTION", backend)
         answers[backend] = [
-            doubt_conflicting(logits, matches, odds),
-            doubt_conflicting(logits, matches, odds, mask)[mask],
+            penalize_conflicts(logits, matches, odds),
+            penalize_conflicts(logits, matches, odds, mask)[mask],
         ]
     torch.testing.assert_close(answers["fused"], answers["reference"], atol=0, rtol=0)

@@ -33,10 +33,10 @@ def odd_pairs() -> list[Correspondences]:
     m = make_problem(60, 50).matches
     rng = np.random.default_rng(0)
     sizes, angles = rng.uniform(2, 30, (2, len(m))), rng.uniform(0, 6, (2, len(m)))
-    described = m.changed(
+    described = m.replace(
         **{
             f"{name}{n}": torch.from_numpy(x[n]).float()
-            for name, x in (("sizes", sizes), ("angles", angles))
+            for name, x in (("keypoint_sizes", sizes), ("angles", angles))
             for n in (0, 1)
         }
     )
@@ -45,9 +45,9 @@ def odd_pairs() -> list[Correspondences]:
     shared = m.points1.clone()
     shared[::3] = shared[0]
     size = (640, 480)
-    bare = Correspondences(m.points0.numpy(), m.points1.numpy(), size0=size, size1=size)
+    bare = Correspondences(m.points0.numpy(), m.points1.numpy(), image_size0=size, image_size1=size)
     same = Correspondences(np.full((7, 2), 30), np.full((7, 2), 40), K0=K, K1=K)
-    return [described, m, m.changed(points0=far), m.changed(points1=shared), bare, same, bare[:1], m[:0], m[:130]]
+    return [described, m, m.replace(points0=far), m.replace(points1=shared), bare, same, bare[:1], m[:0], m[:130]]
 
 
 @pytest.mark.parametrize("side", [(), ("ratio", "mutual", "size", "angle")])
@@ -108,7 +108,7 @@ def test_answers_come_as_the_points_came(monkeypatch):
         ({"K1": K.T}, "K1: expected .*fx"),
         ({"ratio": [1.5]}, r"ratio: expected values in \[0, 1\], got 1.5"),
         ({"ratio": [np.nan]}, "ratio: expected finite numbers"),
-        ({"sizes1": [0.0]}, "sizes1: expected positive numbers of pixels, got 0"),
+        ({"keypoint_sizes1": [0.0]}, "keypoint_sizes1: expected positive numbers of pixels, got 0"),
         ({"angles0": [np.inf]}, "angles0: expected finite numbers"),
     ],
 )
@@ -116,7 +116,7 @@ def test_wrong_values_on_a_device_are_found_there(change, message, monkeypatch):
     _, whole = pruners(side=("ratio", "size", "angle"))
     good = {
         "points0": [[1.0, 2.0]], "points1": [[3.0, 4.0]], "K0": K, "K1": K, "ratio": [0.5],
-        "sizes0": [3.0], "sizes1": [4.0], "angles0": [0.0], "angles1": [1.0],
+        "keypoint_sizes0": [3.0], "keypoint_sizes1": [4.0], "angles0": [0.0], "angles1": [1.0],
     }  # fmt: skip
     monkeypatch.setattr(calls, "_on_host", lambda pair: False)
     found = []
@@ -138,7 +138,7 @@ def test_one_variable_turns_whole_calls_off(monkeypatch):
     monkeypatch.setenv("ANANET_CALLS", "plain")
     plain = LearnedPruner(network, "cpu")
     assert whole.calls is not None and plain.calls is None
-    monkeypatch.setattr("ananet.fused_conflicts.lower_conflicting", None)  # nor is this used
+    monkeypatch.setattr("ananet.core.fused_conflicts.lower_conflicting", None)  # nor is this used
     pair = odd_pairs()[3]
     expected = plain(pair)
     monkeypatch.undo()

@@ -68,7 +68,7 @@ def test_layout_of_the_answer(files, problem, tmp_path):
     matched = np.flatnonzero(matches0 >= 0)
     # The file holds float32.
     points = [each[matched].astype(np.float32) for each in (points0, points1)]
-    expected = ananet.load()(*points, size0=(640, 480), size1=(640, 480))
+    expected = ananet.load()(*points, image_size0=(640, 480), image_size1=(640, 480))
     np.testing.assert_array_equal(np.flatnonzero(kept), matched[expected.mask])
     assert summary == hloc.Summary(pairs=1, matches=400, kept=int(kept.sum()), empty=0)
 

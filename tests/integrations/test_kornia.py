@@ -88,15 +88,15 @@ def test_sizes_and_angles_from_frames():
     second[0, 1, :, :2] *= 2
     seen, descriptors = Seen(), torch.eye(2)
     PrunedMatcher(seen)(descriptors, descriptors, first, second, (50, 60), (50, 60))
-    torch.testing.assert_close(seen.matches.sizes0, torch.tensor([2.0, 4.0]))
-    torch.testing.assert_close(seen.matches.sizes1, torch.tensor([3.0, 6.0]))
+    torch.testing.assert_close(seen.matches.keypoint_sizes0, torch.tensor([2.0, 4.0]))
+    torch.testing.assert_close(seen.matches.keypoint_sizes1, torch.tensor([3.0, 6.0]))
     # kornia counts angles the other way round; those of the second image are all the same, and so not measured.
     assert seen.matches.angles0 is None
-    assert seen.matches.size0 == (60, 50)
+    assert seen.matches.image_size0 == (60, 50)
     turned = frames(points, 9.0, torch.tensor([10.0, -20.0]))
     PrunedMatcher(seen)(descriptors, descriptors, first, turned)
     torch.testing.assert_close(seen.matches.angles0, torch.tensor([0.0, -math.pi / 6]))
-    assert seen.matches.size0 == (31, 41)
+    assert seen.matches.image_size0 == (31, 41)
 
 
 def test_nothing_and_nonsense():

@@ -52,12 +52,12 @@ def test_two_lines_in_a_script(photos):
     expected = ananet.load()(
         [k.pt for k in first],
         [k.pt for k in second],
-        size0=size_of(pair.image0),
-        size1=size_of(pair.image1),
+        image_size0=size_of(pair.image0),
+        image_size1=size_of(pair.image1),
         ratio=[min(1.0, a.distance / b.distance) for a, b in matches],
         mutual=[nearest_back[m.trainIdx] == m.queryIdx for m in best],
-        sizes0=[k.size for k in first],
-        sizes1=[k.size for k in second],
+        keypoint_sizes0=[k.size for k in first],
+        keypoint_sizes1=[k.size for k in second],
         angles0=np.radians([k.angle for k in first]),
         angles1=np.radians([k.angle for k in second]),
     )
@@ -84,11 +84,11 @@ def test_what_is_not_measured_is_not_used():
     assert kept == [matches[0], matches[2]]
     assert seen.matches.ratio is None and seen.matches.mutual is None
     np.testing.assert_allclose(seen.matches.angles0, np.radians([90, 0, 10]), rtol=1e-6)
-    assert seen.matches.sizes0.tolist() == [3, 6, 9]
+    assert seen.matches.keypoint_sizes0.tolist() == [3, 6, 9]
     # One without an angle, and sizes that are all the same, as a corner detector gives them.
     corners = keypoints((1, 2, 7, 90), (4, 5, 7, -1), (7, 8, 7, 10))
     prune(points, corners, matches, (10, 10), (10, 10), pruner=seen)
-    assert seen.matches.angles0 is None and seen.matches.sizes0 is None
+    assert seen.matches.angles0 is None and seen.matches.keypoint_sizes0 is None
 
 
 def test_neighbours_that_are_missing():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ananet import geometry
+from ananet.core import geometry
 from ananet.networks.consensus import distance_to_consensus
 
 

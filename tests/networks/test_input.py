@@ -27,8 +27,8 @@ def test_every_kind_by_hand():
     matches = some(
         ratio=[0.25, 1.0],
         mutual=[True, False],
-        sizes0=[4.0, 8.0],
-        sizes1=[8.0, 2.0],
+        keypoint_sizes0=[4.0, 8.0],
+        keypoint_sizes1=[8.0, 2.0],
         angles0=[0.0, 1.0],
         angles1=[math.pi / 2, 1.0],
     )
@@ -63,7 +63,7 @@ def test_batches_and_types_follow_the_coordinates():
 
 
 def test_sizes_beyond_reason_stay_bounded():
-    found = network_input(some(sizes0=[1e-30, 1e30], sizes1=[1e30, 1e-30]), ("size",))
+    found = network_input(some(keypoint_sizes0=[1e-30, 1e30], keypoint_sizes1=[1e30, 1e-30]), ("size",))
     assert found[:, 4:].abs().max() <= 8
 
 
@@ -72,7 +72,7 @@ def test_what_lies_far_outside_is_out_of_view():
     expected = [True, True, False, False, True, False, False]
     middle = np.full_like(first, 200.0)
     for points in ((first, middle), (middle, first)):
-        sized = Correspondences(*points, size0=(640, 480), size1=(640, 480))
+        sized = Correspondences(*points, image_size0=(640, 480), image_size1=(640, 480))
         assert within_view(sized, sized.normalized()).tolist() == expected
     K0 = np.array([[500.0, 0, 320], [0, 500, 240], [0, 0, 1]])
     far = np.array([[320.0, 240], [1319, 240], [1321, 240], [320, -761]])

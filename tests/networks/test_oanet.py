@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-from ananet import InputError, geometry
+from ananet import InputError
+from ananet.core import geometry
 from ananet.networks import OANet, OANetSettings, inlier_weights
-from ananet.networks.oanet import LARGEST_RESIDUAL
+from ananet.networks.oanet import MAX_RESIDUAL
 from tests.conftest import make_problem
 from tests.networks import checks
 
@@ -37,7 +38,7 @@ def test_the_second_stage_sees_what_the_first_found():
     assert (weights > 0).sum() > 8
     E = geometry.weighted_eight_point(matches[..., :2], matches[..., 2:], weights)
     residual = geometry.symmetric_epipolar_distance_squared(matches[..., :2], matches[..., 2:], E)
-    seen = torch.stack([residual.clamp(max=LARGEST_RESIDUAL), weights], dim=-1)
+    seen = torch.stack([residual.clamp(max=MAX_RESIDUAL), weights], dim=-1)
     torch.testing.assert_close(second, net.parts[1](torch.cat([matches, seen], dim=-1)))
 
 

@@ -8,7 +8,7 @@ import torch
 
 import ananet
 from ananet import Correspondences, InputError, load
-from ananet.pruners.base import LARGEST_LOGIT, Pruned, Pruner, answer, margin, stream_items
+from ananet.pruners.base import MAX_LOGIT, Pruned, Pruner, answer, margin, stream_items
 from tests.pruners.answers import check_answer
 
 
@@ -66,7 +66,7 @@ def test_answers_come_as_the_points_came():
 def test_margins_stay_within_the_limits():
     cost = torch.tensor([0.0, 0.5, 1.0, 2.0, torch.inf])
     found = margin(1.0, cost)
-    assert found[0] == LARGEST_LOGIT and found[-1] == -LARGEST_LOGIT
+    assert found[0] == MAX_LOGIT and found[-1] == -MAX_LOGIT
     assert found[2] == 0 and found[1] == -found[3] > 0
     assert repr(ananet.load("ratio@threshold=0.7")) == "<pruner ratio@threshold=0.7>"
 
@@ -79,7 +79,7 @@ import ananet
 torch.set_num_threads(2)
 pruner = ananet.load(sys.argv[1], device="cpu")
 points = np.random.default_rng(0).uniform(0, 640, (600, 2))
-given = {"size0": (640, 640), "size1": (640, 640)}
+given = {"image_size0": (640, 640), "image_size1": (640, 640)}
 
 def alone(_):
     return int(pruner(points, points + 3, **given).mask.sum())

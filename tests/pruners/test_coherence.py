@@ -27,7 +27,7 @@ def test_motions_may_jump():
     wrong = rng.uniform(0, [640, 480, 640, 480], (500, 4))
     p0, p1 = np.r_[points, wrong[:, :2]], np.r_[points + motion, wrong[:, 2:]]
     inlier = np.arange(2000) < 1500
-    kept = ananet.load("code")(p0, p1, size0=(640, 480), size1=(640, 480)).mask
+    kept = ananet.load("code")(p0, p1, image_size0=(640, 480), image_size1=(640, 480)).mask
     border = np.r_[np.abs(points[:, 0] - 320) < 20, np.zeros(500, bool)]
     assert inlier[kept].mean() > 0.95 and kept[inlier].mean() > 0.9
     assert kept[border].mean() > 0.5
@@ -36,7 +36,7 @@ def test_motions_may_jump():
 def test_scattered_matches_alone_are_not_believed():
     rng = np.random.default_rng(0)
     p0, p1 = rng.uniform(0, 480, (2, 1500, 2))
-    assert ananet.load("code")(p0, p1, size0=(480, 480), size1=(480, 480)).mask.mean() < 0.05
+    assert ananet.load("code")(p0, p1, image_size0=(480, 480), image_size1=(480, 480)).mask.mean() < 0.05
 
 
 def test_it_is_fast_enough():

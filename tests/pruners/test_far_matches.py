@@ -13,7 +13,7 @@ from tests.conftest import make_problem
 WIDTH, HEIGHT, FOCAL = 1024, 768, 800.0
 K = np.array([[FOCAL, 0, WIDTH / 2], [0, FOCAL, HEIGHT / 2], [0, 0, 1]])
 SIZE = np.array([WIDTH, HEIGHT])
-GIVEN = {"cameras": {"K0": K, "K1": K}, "sizes": {"size0": SIZE, "size1": SIZE}}
+GIVEN = {"cameras": {"K0": K, "K1": K}, "sizes": {"image_size0": SIZE, "image_size1": SIZE}}
 # Shares of 2000 matches, of half as many: time grows with the square.
 PROBLEMS, MATCHES = 3, 1000
 
@@ -104,7 +104,11 @@ CLASSICAL = ["all", "mutual", "ratio", "gms", "lpm", "ransac", "magsac"]
 def test_classical_pruners_keep_of_the_others_what_they_keep_without(name, given, kind):
     m = make_problem(1500, 500).matches
     p0, p1 = m.numpy_points()
-    view = {"nothing": {}, "cameras": {"K0": m.K0, "K1": m.K1}, "sizes": {"size0": m.size0, "size1": m.size1}}[given]
+    view = {
+        "nothing": {},
+        "cameras": {"K0": m.K0, "K1": m.K1},
+        "sizes": {"image_size0": m.image_size0, "image_size1": m.image_size1},
+    }[given]
     pruner = ananet.load(name)
     others = np.arange(len(m)) != 7
     alone = pruner(

@@ -13,7 +13,7 @@ def test_gms_keeps_company_through_rotation_and_scale():
     turned = (points - 400) @ np.array([[0, 1], [-1, 0]]) * 0.5 + 400
     wrong = rng.uniform(0, 800, (500, 2))
     p0, p1 = np.r_[points, rng.uniform(0, 800, (500, 2))], np.r_[turned, wrong]
-    size = {"size0": (800, 800), "size1": (800, 800)}
+    size = {"image_size0": (800, 800), "image_size1": (800, 800)}
     kept = ananet.load("gms")(p0, p1, **size).mask
     assert kept[:1500].mean() > 0.8
     assert kept[1500:].mean() < 0.1

@@ -50,7 +50,7 @@ def test_a_probability_decides(weights, problem):
 
 def test_coordinates_beyond_reason_are_undecided(weights):
     huge = np.full((5, 2), 1e38)
-    kept = ananet.load(weights / "plain.safetensors")(huge, huge, size0=(640, 480), size1=(640, 480))
+    kept = ananet.load(weights / "plain.safetensors")(huge, huge, image_size0=(640, 480), image_size1=(640, 480))
     assert np.isfinite(kept.logits).all()
 
 
@@ -58,7 +58,7 @@ def test_the_first_call_does_not_wait_for_the_compiler(tmp_path):
     code = (
         "import sys, numpy as np, ananet\n"
         "points = np.random.default_rng(0).random((20, 2)) * 100\n"
-        "ananet.load('ananet', device='cpu')(points, points, size0=(100, 100), size1=(100, 100))\n"
+        "ananet.load('ananet', device='cpu')(points, points, image_size0=(100, 100), image_size1=(100, 100))\n"
         "assert 'torch._dynamo' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
@@ -125,7 +125,7 @@ def test_matches_out_of_view_are_wrong_and_spoil_nothing(name, weights, problem)
     m, pruner = problem.matches, ananet.load(weights / f"{name}.safetensors")
     points0 = m.points0.clone()
     points0[::50] = 65535
-    spoiled, rest = m.changed(points0=points0), np.arange(len(m)) % 50 != 0
+    spoiled, rest = m.replace(points0=points0), np.arange(len(m)) % 50 != 0
     kept = pruner(spoiled)
     check_answer(kept, len(m), pruner.decision)
     assert not kept.mask[~rest].any()
@@ -140,7 +140,7 @@ def test_matches_out_of_view_are_wrong_and_spoil_nothing(name, weights, problem)
 @pytest.mark.parametrize("name", ["ananet-small", "auto", "ratio+ananet-small"])
 def test_a_stream_says_what_a_batch_says(name, monkeypatch):
     pairs = [make_problem(n, n // 2, seed=n).matches for n in (40, 3, 90, 20, 1)]
-    pairs += [pairs[0][:0], pairs[2].changed(ratio=None, mutual=None)] if name != "ratio+ananet-small" else []
+    pairs += [pairs[0][:0], pairs[2].replace(ratio=None, mutual=None)] if name != "ratio+ananet-small" else []
     pruner = ananet.load(name, device="cpu")
     monkeypatch.setattr(learned, "STREAMED_ON_CPU", 100)
     for one, other in zip(pruner.stream(iter(pairs)), pruner.batch(pairs), strict=True):

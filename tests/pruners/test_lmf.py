@@ -22,9 +22,9 @@ def test_a_smooth_motion_is_told_from_scattered_matches():
     p0 = np.r_[right, wrong[:, :2]]
     p1 = np.r_[swirl(right) + rng.normal(0, 0.5, right.shape), wrong[:, 2:]]
     inlier = np.arange(2000) < 1200
-    kept = ananet.load("lmf")(p0, p1, size0=(640, 480), size1=(640, 480)).mask
+    kept = ananet.load("lmf")(p0, p1, image_size0=(640, 480), image_size1=(640, 480)).mask
     assert inlier[kept].mean() > 0.93 and kept[inlier].mean() > 0.9
-    magsac = ananet.load("magsac")(p0, p1, size0=(640, 480), size1=(640, 480)).mask
+    magsac = ananet.load("magsac")(p0, p1, image_size0=(640, 480), image_size1=(640, 480)).mask
     assert magsac[inlier].mean() < 0.7
 
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 import ananet
 from ananet import InputError
-from ananet.cli import main
+from ananet.cli.main import main
 from ananet.datasets.batches import BatchSettings
 from ananet.datasets.build import BuildSettings, build_pairs
-from ananet.files import only_process
+from ananet.io.files import only_process
 from ananet.networks import ANANet, ANANetSettings, load_network
 from ananet.networks.input import side_channels
 from ananet.training import loop

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from ananet import geometry
+from ananet.core import geometry
 from ananet.networks import inlier_weights
 from ananet.training.loss import class_loss, geometric_loss, matrix_loss, virtual_loss, virtual_matches
 from tests.conftest import make_problem

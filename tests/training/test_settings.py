@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ananet import InputError
-from ananet.cli import main
+from ananet.cli.main import main
 from ananet.networks import ANANetSettings, load_network
 from ananet.recipes import recipe_path, recipes
 from ananet.training.loop import WEIGHTS
@@ -97,6 +97,6 @@ def test_settings_survive_a_dictionary():
 
 def test_changes_leave_out_what_is_none():
     settings = TrainSettings(steps=5)
-    assert settings.changed(steps=None, seed=3) == replace(settings, seed=3)
+    assert settings.replace(steps=None, seed=3) == replace(settings, seed=3)
     with pytest.raises(InputError, match="steps: "):
-        settings.changed(steps=0)
+        settings.replace(steps=0)

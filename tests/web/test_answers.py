@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from ananet import geometry
 from ananet.cli.demo import motorcycle
-from ananet.pipeline import match_photos
+from ananet.core import geometry
 from ananet.pruners import load
+from ananet.twoview.matcher import match_photos
 from ananet.web.answers import matched_answer, pose_in_words, pruned_answer, score_of
 from ananet.web.limits import Limits
 from ananet.web.uploads import Cameras, read_photo
@@ -49,7 +49,7 @@ def test_reduced_photos_are_answered_in_their_own_pixels(pair):
     found, answer = answer_of(pair, longest_side=500)
     assert answer["photos"][0]["width"] == 741 and found.features0.image_size == (500, 337)
     assert np.max(answer["points0"]) > 600
-    scale = answer["sizes0"][0] / float(found.matches.sizes0[0])
+    scale = answer["keypoint_sizes0"][0] / float(found.matches.keypoint_sizes0[0])
     assert scale == pytest.approx(741 / 500, abs=0.01)
     # The truth, in pixels of the photos that were sent.
     E = geometry.essential_from_pose(torch.from_numpy(pair.R), torch.from_numpy(pair.t))

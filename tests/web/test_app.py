@@ -40,7 +40,7 @@ def test_json_gets_the_answer_of_the_pruner_itself(client, problem):
 
 def test_npz_gets_npz_unless_json_is_wanted(client, problem):
     m = problem.matches
-    data = npz(points0=m.points0, points1=m.points1, size0=m.size0, size1=m.size1)
+    data = npz(points0=m.points0, points1=m.points1, image_size0=m.image_size0, image_size1=m.image_size1)
     answer = client.post("/v1/prune?pruner=lpm", content=data, headers=NPZ)
     found = np.load(io.BytesIO(answer.content))
     expected = ananet.load("lpm")(m)
@@ -79,7 +79,11 @@ def test_nothing_in_nothing_out(client):
         ({"json": {"points0": [], "points1": [], "pruner": "nonsense"}}, 400, "pruner: expected one of auto, ananet"),
         ({"json": {"points0": [], "points1": [], "pruner": "/etc/passwd"}}, 400, "pruner: expected one of"),
         ({"json": {"points0": [], "points1": [], "pruner": "ransac@iterations=99999999"}}, 400, "pruner: expected"),
-        ({"json": {"points0": [], "points1": [], "size0": [1] * 9000, "size1": [1, 1]}}, 400, "size0: expected (width"),
+        (
+            {"json": {"points0": [], "points1": [], "image_size0": [1] * 9000, "image_size1": [1, 1]}},
+            400,
+            "image_size0: expected (width",
+        ),
     ],
 )
 def test_wrong_matches(client, request_, status, message):
@@ -93,7 +97,17 @@ def test_two_photos(client, photos):
     assert answer.status_code == 200
     found = answer.json()
     count = len(found["scores"])
-    for name in ("points0", "points1", "mask", "ratio", "mutual", "sizes0", "sizes1", "indices", "conflicting"):
+    for name in (
+        "points0",
+        "points1",
+        "mask",
+        "ratio",
+        "mutual",
+        "keypoint_sizes0",
+        "keypoint_sizes1",
+        "indices",
+        "conflicting",
+    ):
         assert len(found[name]) == count
     assert found["overlap"]["found"] and found["kept"] == sum(found["mask"]) > 100
     assert found["pose"]["inliers"] > 50 and found["cameras"]["source"] == "given"

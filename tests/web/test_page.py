@@ -14,8 +14,8 @@ import pytest
 import uvicorn
 
 from ananet.cli.web import examples
-from ananet.integrations.colmap_database import open_database
-from ananet.stored_matches import read_matches
+from ananet.integrations.colmap.database import open_database
+from ananet.io.npz import read_matches
 from ananet.web.app import create_app
 from tests.photos import photo
 from tests.web.test_uploads import png_header
@@ -220,7 +220,7 @@ def test_colmap_takes_the_download(page, folder, tmp_path):
     with open_database(path) as database:
         for column, number in enumerate(numbers):
             view, rows = database.view(number), indices[:, column]
-            points, sizes = (stored[f"{name}{column}"][stored["mask"]] for name in ("points", "sizes"))
+            points, sizes = (stored[f"{name}{column}"][stored["mask"]] for name in ("points", "keypoint_sizes"))
             np.testing.assert_allclose(view.points[rows], points, atol=1e-3)
             np.testing.assert_allclose(view.sizes[rows], sizes, atol=1e-3)
 
@@ -258,7 +258,7 @@ def test_two_photos_dropped_at_once_and_a_match_pointed_at(page, folder):
     page.mouse.move(box["x"] + x, box["y"] + y)
     page.wait_for_selector("#hint:not([hidden])")
     told = page.inner_text("#hint")
-    score, size, partner = page.evaluate(f"[answer.scores[{n}], answer.sizes1[{n}], answer.points0[{n}]]")
+    score, size, partner = page.evaluate(f"[answer.scores[{n}], answer.keypoint_sizes1[{n}], answer.points0[{n}]]")
     assert f"kept, score {score:.3f}" in told and f"and {size:.1f} px" in told
     assert f"({partner[0]:.1f}, {partner[1]:.1f}) to (" in told
 

@@ -188,7 +188,7 @@ def test_cameras():
 
 
 def test_focal_length_from_exif(tmp_path):
-    from ananet.images import exif_focal
+    from ananet.io.images import exif_focal
 
     tags = struct.pack("<2sHIHHHIHHI", b"II", 42, 8, 1, 0xA405, 3, 1, 36, 0, 0)
     segment = b"Exif\0\0" + tags

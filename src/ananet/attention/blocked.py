@@ -14,7 +14,7 @@ from torch import Tensor
 # cache of a core, which nobody else's work empties.
 BLOCK_BYTES = 2 * 2**20
 # A block has at least so many rows, or it would not be worth reading all keys for.
-FEWEST_ROWS = 64
+MIN_ROWS = 64
 
 
 def forward(
@@ -93,7 +93,7 @@ def map_blocks(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[tuple[slic
     row_bytes, block_bytes = length * q.element_size(), BLOCK_BYTES * torch.get_num_threads()
     # Many maps at once while they are small, which is fewer calls; one when a part of it fills the block.
     at_once = min(count, max(1, block_bytes // (length * row_bytes)))
-    height = min(length, max(FEWEST_ROWS, block_bytes // (at_once * row_bytes)))
+    height = min(length, max(MIN_ROWS, block_bytes // (at_once * row_bytes)))
     memory = q.new_empty(at_once * height * length)
     real = None if mask is None else mask.repeat_interleave(count // len(mask), 0)
     for first in range(0, count, at_once):

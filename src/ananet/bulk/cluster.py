@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ananet.devices import choose_device
+from ananet._util.devices import choose_device
 from ananet.errors import InputError, MissingExtraError
 
 Row = dict[str, Any]

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from ananet.cameras import centred_camera
-from ananet.correspondences import Correspondences
+from ananet.core.cameras import centred_camera
+from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError, MissingExtraError
 from ananet.estimators import Pose
 from ananet.features import Detector, Features, load_detector, match
-from ananet.files import check_file, import_h5py, save_arrays
-from ananet.images import exif_focal, read_image
 from ananet.integrations import hloc
-from ananet.integrations.colmap_database import Pair as ImagePair
-from ananet.integrations.colmap_database import join, open_database
-from ananet.pipeline import find_features
+from ananet.integrations.colmap.database import Pair as ImagePair
+from ananet.integrations.colmap.database import join, open_database
+from ananet.io.files import check_file, import_h5py, save_arrays
+from ananet.io.images import exif_focal, read_image
+from ananet.io.npz import OPTIONAL, REQUIRED, read_matches
 from ananet.pruners import Pruned
-from ananet.stored_matches import OPTIONAL, REQUIRED, read_matches
+from ananet.twoview.matcher import find_features
 
 # Features of photos that a process remembers, a megabyte each: a list of pairs often has one photo in many lines.
 PHOTOS_REMEMBERED = 128

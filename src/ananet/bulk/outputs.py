@@ -12,9 +12,9 @@ import numpy as np
 
 from ananet.bulk.inputs import Pair, import_parquet
 from ananet.errors import InputError
-from ananet.files import atomic_path
-from ananet.integrations.colmap_database import Pair as ImagePair
-from ananet.integrations.colmap_database import copy_database, open_database, transaction
+from ananet.integrations.colmap.database import Pair as ImagePair
+from ananet.integrations.colmap.database import copy_database, open_database, transaction
+from ananet.io.files import atomic_path
 
 COUNTS = b"ananet"
 

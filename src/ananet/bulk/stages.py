@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ananet.bulk.inputs import Pair, attempt
-from ananet.correspondences import Correspondences
+from ananet.core.correspondences import Correspondences
 from ananet.estimators import load_estimator
-from ananet.overlap import check_overlap
 from ananet.pruners import Pruned, Pruner, load
+from ananet.twoview.overlap import check_overlap
 
 # Matches that are pruned at once: what fills a GPU, and on a CPU what stays in its cache.
 AT_ONCE_ON_GPU, AT_ONCE_ON_CPU = 262_144, 8192
@@ -66,7 +66,7 @@ class Verify:
         matches, kept = _matches(pair), pair.kept
         assert kept is not None
         overlap = None
-        if matches.size1 is not None and matches.ratio is not None and matches.mutual is not None:
+        if matches.image_size1 is not None and matches.ratio is not None and matches.mutual is not None:
             overlap = check_overlap(matches, kept.mask).found
         # As `match_photos` has it: photos of different things have no pose.
         pose = self.estimator.pose(matches, kept) if pair.cameras_known and overlap is not False else None

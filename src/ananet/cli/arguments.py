@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ananet.checks import check_positive
-from ananet.defaults import DETECTOR, MAX_KEYPOINTS, PRUNER
+from ananet._util.checks import check_positive
+from ananet._util.defaults import DETECTOR, MAX_KEYPOINTS, PRUNER
 from ananet.errors import InputError
 
 
@@ -45,7 +45,7 @@ def numbers(name: str, text: str, kind: type[int] | type[float], expected: str) 
 
 def read_camera(name: str, text: str) -> np.ndarray:
     """A camera matrix from `fx,fy,cx,cy`, or from a text file that holds these four or all nine numbers."""
-    from ananet.cameras import camera_matrix
+    from ananet.core.cameras import camera_matrix
 
     source = Path(text)
     if text and source.is_file():
@@ -88,7 +88,7 @@ def read_cameras(
     arguments: argparse.Namespace, image0: np.ndarray, image1: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
     """Camera matrices of two photos, or none."""
-    from ananet.cameras import centred_camera
+    from ananet.core.cameras import centred_camera
 
     if arguments.focal is not None:
         sizes = ((image.shape[1], image.shape[0]) for image in (image0, image1))

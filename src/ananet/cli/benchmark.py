@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ananet.checks import check_whole_number
+from ananet._util.checks import check_whole_number
 from ananet.cli.arguments import add_json, numbers, print_json
 from ananet.errors import InputError
 
 # Far more than any machine has; torch takes larger numbers for something else.
-MOST_THREADS = 1024
-MOST_MATCHES = 10_000_000
+MAX_THREADS = 1024
+MAX_MATCHES = 10_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,14 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import torch
 
-    from ananet.devices import choose_device
+    from ananet._util.devices import choose_device
+    from ananet._util.tables import format_table
     from ananet.evaluation import speed
-    from ananet.tables import format_table
 
     device = choose_device(arguments.device)
     if arguments.threads is not None:
-        if not 1 <= arguments.threads <= MOST_THREADS:
-            raise InputError(f"--threads: expected at least 1 and at most {MOST_THREADS}, got {arguments.threads}")
+        if not 1 <= arguments.threads <= MAX_THREADS:
+            raise InputError(f"--threads: expected at least 1 and at most {MAX_THREADS}, got {arguments.threads}")
         torch.set_num_threads(arguments.threads)
     if arguments.dtype != "float32" and not arguments.plain:
         raise InputError("--dtype: expected together with --plain; the fast way chooses its own precision")
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     lengths, batches = whole_numbers("--lengths", arguments.lengths), whole_numbers("--batch", arguments.batch)
     whole_numbers("--matches", str(arguments.matches))
     for name, given in (("--matches", [arguments.matches]), ("--lengths", lengths), ("--batch", batches)):
-        check_whole_number(name, max(given), 1, MOST_MATCHES)
+        check_whole_number(name, max(given), 1, MAX_MATCHES)
     effort = speed.Effort(arguments.runs, arguments.seconds)
 
     def log(what: str) -> None:

@@ -7,9 +7,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from ananet.checks import check_positive
+from ananet._util.checks import check_positive
+from ananet._util.defaults import COLMAP_MIN_MATCHES, ESTIMATOR, RECONSTRUCTION_PRUNER
 from ananet.cli.arguments import add_detector, add_json, add_pruner, detector_name, print_json
-from ananet.defaults import COLMAP_FEWEST_MATCHES, ESTIMATOR, RECONSTRUCTION_PRUNER
 from ananet.errors import InputError
 
 
@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-matches",
         type=int,
-        default=COLMAP_FEWEST_MATCHES,
+        default=COLMAP_MIN_MATCHES,
         metavar="N",
-        help=f"with --databases: a pair that keeps fewer gets none (default: {COLMAP_FEWEST_MATCHES}, as in COLMAP)",
+        help=f"with --databases: a pair that keeps fewer gets none (default: {COLMAP_MIN_MATCHES}, as in COLMAP)",
     )
     parser.add_argument("--retry-failed", action="store_true", help="repeat parts with failed pairs")
     parser.add_argument(
@@ -74,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         check_positive("--focal", arguments.focal, " of pixels")
 
     # Torch takes seconds to import, and so comes after what can be wrong without it.
-    from ananet.bulk import PAIRS_PER_PART, prune_in_bulk
+    from ananet.bulk import prune_in_bulk
+    from ananet.bulk.run import PAIRS_PER_PART
 
     summary = prune_in_bulk(
         arguments.input,

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ananet._util.defaults import COLMAP_MIN_MATCHES, RECONSTRUCTION_PRUNER
 from ananet.cli.arguments import add_json, add_pruner, print_json
-from ananet.defaults import COLMAP_FEWEST_MATCHES, RECONSTRUCTION_PRUNER
 from ananet.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-matches",
         type=int,
-        default=COLMAP_FEWEST_MATCHES,
+        default=COLMAP_MIN_MATCHES,
         metavar="N",
-        help=f"a pair with fewer kept matches gets none (default: {COLMAP_FEWEST_MATCHES}, as in COLMAP)",
+        help=f"a pair with fewer kept matches gets none (default: {COLMAP_MIN_MATCHES}, as in COLMAP)",
     )
     parser.add_argument("--match", action="store_true", help="first match the descriptors in the database")
     parser.add_argument(
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_paths(arguments: argparse.Namespace) -> None:
     """What can be wrong is told before torch is imported, which takes seconds."""
-    from ananet.files import check_file, check_output
+    from ananet.io.files import check_file, check_output
 
     check_file(arguments.database)
     if arguments.output is not None:

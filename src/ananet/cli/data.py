@@ -120,9 +120,10 @@ def run_sfm(arguments: argparse.Namespace) -> int:
 def run_inspect(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from ananet.drawing import check_picture, import_matplotlib, save_picture
+    from ananet._util.plots import import_matplotlib
+    from ananet._util.tables import format_table
     from ananet.errors import InputError
-    from ananet.tables import format_table
+    from ananet.io.images import check_picture, save_picture
 
     check_picture(arguments.output)
     import_matplotlib()

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ananet._util.defaults import ESTIMATOR
 from ananet.cli.arguments import add_json, add_pruner, print_json
-from ananet.defaults import ESTIMATOR
 from ananet.errors import MissingExtraError
 
 # Calibration of the pair as scikit-image documents it, in pixels. Poses have no scale, so the baseline is left out.
@@ -50,14 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ananet.drawing import check_picture, draw_matches, save_picture, stack
-    from ananet.tables import format_table
+    from ananet._util.tables import format_table
+    from ananet.io.images import check_picture, save_picture
 
     check_picture(arguments.output)
     pair = motorcycle()
 
-    from ananet.pipeline import match_photos
     from ananet.pruners import load
+    from ananet.twoview.drawing import draw_matches, stack
+    from ananet.twoview.matcher import match_photos
 
     pruner = load(arguments.pruner, device=arguments.device)
     found = match_photos(pair.image0, pair.image1, pruner=pruner, K0=pair.K0, K1=pair.K1)
@@ -109,7 +110,7 @@ def motorcycle() -> MeasuredPair:
         raise MissingExtraError("scikit-image", "demo") from None
     import cv2
 
-    from ananet.cameras import camera_matrix, centred_camera
+    from ananet.core.cameras import camera_matrix, centred_camera
 
     left, right, disparity = stereo_motorcycle()
     K0 = camera_matrix(FOCAL, FOCAL, CENTRE_X, CENTRE_Y)
@@ -157,8 +158,8 @@ def match_errors(pair: MeasuredPair, points0: np.ndarray, points1: np.ndarray) -
 def quality(pair: MeasuredPair, matches: Any, kept: Any, error: np.ndarray) -> dict[str, Any]:
     import torch
 
+    from ananet.core.geometry import rotation_error, translation_error
     from ananet.estimators import load_estimator
-    from ananet.geometry import rotation_error, translation_error
 
     mask, correct = kept.mask, error < CORRECT_WITHIN
     hits = int((mask & correct).sum())

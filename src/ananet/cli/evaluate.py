@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ananet.checks import check_whole_number
+from ananet._util.checks import check_whole_number
+from ananet._util.defaults import REPORTED_ESTIMATORS
 from ananet.cli.arguments import (
     add_candidates,
     add_detector,
@@ -18,7 +19,6 @@ from ananet.cli.arguments import (
     matcher_name,
     print_json,
 )
-from ananet.defaults import REPORTED_ESTIMATORS
 from ananet.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--estimator",
         default=",".join(REPORTED_ESTIMATORS),
         metavar="A,B,...",
-        help="ransac, magsac, poselib, eight-point; NAME@option=value sets an option, such as poselib@handover=kept "
+        help="ransac, magsac, poselib, eight-point; NAME@option=value sets an option, such as "
+        "poselib@match_selection=all "
         f"(default: {','.join(REPORTED_ESTIMATORS)})",
     )
     parser.add_argument(
@@ -112,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
 
-    from ananet.devices import choose_device
+    from ananet._util.devices import choose_device
     from ananet.evaluation import reports
     from ananet.evaluation.runner import write_scores
 
@@ -207,8 +208,8 @@ def _settings(arguments: argparse.Namespace) -> tuple[dict[str, MatchSettings], 
 
 def _check_sources(arguments: argparse.Namespace) -> None:
     """What is wrong with the sources, before the first of them takes its time."""
+    from ananet._util.plots import import_matplotlib
     from ananet.datasets.sources import open_source
-    from ananet.drawing import import_matplotlib
     from ananet.evaluation import reports
 
     if arguments.plots:
@@ -253,8 +254,8 @@ def _evaluate(
 
 
 def _plot(folder: Path, evaluations: list[Evaluation]) -> None:
-    from ananet.drawing import save_picture
     from ananet.evaluation.plots import evaluation_plots
+    from ananet.io.images import save_picture
 
     for evaluation in evaluations:
         prefix = f"{evaluation.source}-" if len(evaluations) > 1 else ""

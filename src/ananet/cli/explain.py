@@ -21,7 +21,7 @@ from ananet.cli.arguments import (
 from ananet.errors import InputError
 
 if TYPE_CHECKING:
-    from ananet.correspondences import Correspondences
+    from ananet.core.correspondences import Correspondences
     from ananet.pruners import LearnedPruner, Pruned
 
 
@@ -64,17 +64,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"output: expected a folder, got the file {arguments.output}")
     pose = None if arguments.pose is None else _read_pose(arguments.pose)
 
-    from ananet.drawing import grid, import_matplotlib, save_picture
-    from ananet.images import check_image_file, read_image
+    from ananet._util.plots import import_matplotlib
+    from ananet.io.images import check_image_file, read_image, save_picture
 
     import_matplotlib()
     for path in (arguments.image0, arguments.image1):
         check_image_file(path)
 
     from ananet.features import load_detector
-    from ananet.pipeline import match_photos
     from ananet.pruners import LearnedPruner, load
-    from ananet.pruners.best import Best
+    from ananet.pruners.auto import Auto
+    from ananet.twoview.drawing import grid
+    from ananet.twoview.matcher import match_photos
 
     detector = load_detector(detector_name(arguments), device=arguments.device, max_keypoints=arguments.max_keypoints)
     pruners = [load(name, device=arguments.device) for name in arguments.pruner.split(",")]
@@ -94,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         "pruners": {name: int(answer.mask.sum()) for name, answer in answers.items()},
     }
     networks = {
-        name: pruner.chosen(matches) if isinstance(pruner, Best) else pruner for name, pruner in by_name.items()
+        name: pruner.chosen(matches) if isinstance(pruner, Auto) else pruner for name, pruner in by_name.items()
     }
     name, learned = next(((n, p) for n, p in networks.items() if isinstance(p, LearnedPruner)), ("", None))
     if learned is not None:
@@ -128,7 +129,7 @@ def _panel(
     inlier: np.ndarray | None,
 ) -> np.ndarray:
     """What one pruner keeps: green where right, or where kept if nobody knows."""
-    from ananet.drawing import draw_matches
+    from ananet.twoview.drawing import draw_matches
 
     points0, points1 = matches.numpy_points()
     kept = answer.mask
@@ -189,8 +190,8 @@ def _draw_attention(
     image1: np.ndarray,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """What each of two sure matches attends to most, and how much of that is the same."""
-    from ananet.drawing import BLUE, GREEN, YELLOW, draw_groups, stack
     from ananet.evaluation.explain import shared_attention, two_apart
+    from ananet.twoview.drawing import BLUE, GREEN, YELLOW, draw_groups, stack
 
     points0, points1 = matches.numpy_points()
     pair = two_apart(points0, answer.logits, np.flatnonzero(answer.mask & good))

@@ -16,14 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ananet.files import check_output
+    from ananet.io.files import check_output
 
     name = arguments.network.partition("@")[0]
     output = arguments.output or Path(Path(name).stem + ".onnx")
     check_output(output, Path(name), suffix=".onnx")
 
     # Torch takes seconds to import, and so comes after what can be wrong without it.
-    from ananet.onnx import export
+    from ananet.integrations.onnx import export
     from ananet.pruners import load
 
     metadata = export(load(arguments.network, device="cpu"), output)

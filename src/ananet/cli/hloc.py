@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     import sys
     import warnings
 
-    from ananet.files import check_file, check_output
+    from ananet.io.files import check_file, check_output
 
     inputs = [path for path in (arguments.features, arguments.matches, arguments.reference) if path is not None]
     for path in inputs:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from ananet.checks import describe
+from ananet._util.checks import describe
 from ananet.cli.arguments import add_json, print_json
 
 
@@ -11,10 +11,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ananet.defaults import PRUNER
+    from ananet._util.defaults import PRUNER
+    from ananet._util.names import option_text
     from ananet.estimators import ESTIMATORS
     from ananet.features import DETECTORS, MATCHERS
-    from ananet.names import option_text
     from ananet.pruners import describe_pruners
 
     pruners = describe_pruners()

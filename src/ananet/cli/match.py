@@ -14,7 +14,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ananet.checks import check_positive, check_probability, check_whole_number
+from ananet._util.checks import check_positive, check_probability, check_whole_number
+from ananet._util.defaults import ESTIMATOR, THRESHOLD_PIXELS
 from ananet.cli.arguments import (
     add_cameras,
     add_candidates,
@@ -28,19 +29,18 @@ from ananet.cli.arguments import (
     print_json,
     read_camera,
 )
-from ananet.defaults import ESTIMATOR, THRESHOLD_PIXELS
 from ananet.errors import InputError
-from ananet.files import atomic_path, check_output, save_arrays
+from ananet.io.files import atomic_path, check_output, save_arrays
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ananet.drawing import Panel
     from ananet.estimators import Estimator
     from ananet.features import Detector, Features, Matcher
-    from ananet.motions import Motions
-    from ananet.pipeline import PhotoMatches
     from ananet.pruners import Pruner
+    from ananet.twoview.drawing import Panel
+    from ananet.twoview.matcher import PhotoMatches
+    from ananet.twoview.motions import Motions
 
 NO_OVERLAP, UNREADABLE = 1, 2
 PICTURE, FOLDER = Path("matches.png"), Path("matches")
@@ -88,8 +88,8 @@ class Photos:
     def start(self, pair: Pair) -> None:
         """Begin to read the photos of a pair, if the detector works in threads; `take` waits for them."""
         # Imported in this thread: two threads must not import modules that need each other.
-        import ananet.drawing
-        import ananet.pipeline  # noqa: F401
+        import ananet.twoview.drawing
+        import ananet.twoview.matcher  # noqa: F401
 
         for path in (pair.image0, pair.image1) if self.detector.threads > 1 else ():
             if path not in self._kept and path not in self._started:
@@ -113,10 +113,10 @@ class Photos:
         return photo, milliseconds
 
     def _read(self, path: Path) -> tuple[Photo, float]:
-        from ananet.drawing import make_panel
-        from ananet.images import exif_focal, read_image
-        from ananet.pipeline import find_features
-        from ananet.stopwatch import Stopwatch
+        from ananet._util.stopwatch import Stopwatch
+        from ananet.io.images import exif_focal, read_image
+        from ananet.twoview.drawing import make_panel
+        from ananet.twoview.matcher import find_features
 
         image = read_image(path)
         watch = Stopwatch()
@@ -168,7 +168,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=ESTIMATOR,
         metavar="NAME",
         help="pose estimator: poselib (the most accurate), ransac or magsac; NAME@option=value sets an option, "
-        f"such as poselib@handover=kept for a pose of all kept matches (default: {ESTIMATOR})",
+        f"such as poselib@match_selection=all for a pose of all kept matches (default: {ESTIMATOR})",
     )
     parser.add_argument(
         "--threshold",
@@ -261,12 +261,12 @@ class PairMatcher:
 
         Raises `InputError` where one of the photos cannot be used.
         """
-        from ananet.drawing import draw_matches, draw_motions, save_picture
-        from ananet.images import read_image
-        from ananet.motions import group_motions
-        from ananet.pipeline import match_photos
+        from ananet._util.stopwatch import Stopwatch
+        from ananet.io.images import read_image, save_picture
         from ananet.pruners.progress import progress_bar
-        from ananet.stopwatch import Stopwatch
+        from ananet.twoview.drawing import draw_matches, draw_motions
+        from ananet.twoview.matcher import match_photos
+        from ananet.twoview.motions import group_motions
 
         taken: list[tuple[Photo, float]] = []
         errors = []
@@ -352,7 +352,7 @@ def as_json(
             "rotation_only": found.rotation_only,
             "estimator": found.estimator,
             "threshold_pixels": estimator.threshold,
-            "handover": estimator.handover,
+            "match_selection": estimator.match_selection,
         },
         "motions": None if motions is None else motions.to_dict(),
         "picture": str(pair.picture) if overlap.found else None,
@@ -365,7 +365,7 @@ def save_matches(path: Path, found: PhotoMatches, motions: Motions | None = None
     """Write matches with the pruner's answer, as .npz with all there is, or as .csv."""
     import numpy as np
 
-    from ananet.correspondences import PER_MATCH
+    from ananet.core.correspondences import PER_MATCH
 
     matches, kept = found.matches, found.kept
     arrays: dict[str, Any] = {
@@ -373,7 +373,7 @@ def save_matches(path: Path, found: PhotoMatches, motions: Motions | None = None
         for name in (*PER_MATCH, "K0", "K1")
         if (values := getattr(matches, name)) is not None
     }
-    arrays |= {"size0": np.array(matches.size0), "size1": np.array(matches.size1)}
+    arrays |= {"image_size0": np.array(matches.image_size0), "image_size1": np.array(matches.image_size1)}
     arrays |= {"mask": kept.mask, "scores": kept.scores, "logits": kept.logits}
     if found.refined is not None:
         # How alike the photos are around both points of a kept match, NaN for the others.
@@ -398,8 +398,7 @@ def save_matches(path: Path, found: PhotoMatches, motions: Motions | None = None
 
 
 def _one_pair(arguments: argparse.Namespace) -> Pair:
-    from ananet.drawing import check_picture
-    from ananet.images import check_image_file
+    from ananet.io.images import check_image_file, check_picture
 
     if arguments.images is not None:
         raise InputError(f"--images: expected together with --pairs, got {arguments.images} alone")
@@ -501,7 +500,7 @@ def short_names(paths: Sequence[Path]) -> dict[Path, str]:
 
 def _camera_chooser(arguments: argparse.Namespace) -> Callable[[Photo, Photo], Cameras]:
     """The cameras of two photos, by the arguments, else by EXIF; wrong arguments raise here."""
-    from ananet.cameras import centred_camera
+    from ananet.core.cameras import centred_camera
 
     K0 = None if arguments.k0 is None else read_camera("--k0", arguments.k0)
     K1 = K0 if arguments.k1 is None else read_camera("--k1", arguments.k1)
@@ -515,8 +514,8 @@ def _camera_chooser(arguments: argparse.Namespace) -> Callable[[Photo, Photo], C
             focal0, focal1, source = arguments.focal, arguments.focal, "given"
         if focal0 is None or focal1 is None:
             return Cameras()
-        size0, size1 = photo0.features.image_size, photo1.features.image_size
-        return Cameras(source, centred_camera(focal0, size0), centred_camera(focal1, size1))
+        image_size0, image_size1 = photo0.features.image_size, photo1.features.image_size
+        return Cameras(source, centred_camera(focal0, image_size0), centred_camera(focal1, image_size1))
 
     return choose
 
@@ -583,8 +582,8 @@ def _summary(result: dict[str, Any]) -> str:
 def _print(result: dict[str, Any]) -> None:
     import numpy as np
 
-    from ananet.estimators.handover import IN_WORDS
-    from ananet.motions import in_words
+    from ananet.estimators.selection import IN_WORDS
+    from ananet.twoview.motions.grouping import in_words
 
     print(f"keypoints  {result['keypoints'][0]} and {result['keypoints'][1]}")
     kept = f"{result['kept']} kept" if result["kept"] else "nothing kept"
@@ -599,7 +598,7 @@ def _print(result: dict[str, Any]) -> None:
         print(f"camera     doubtful: {cameras['doubt']}")
     pose = result["pose"]
     if pose:
-        used = IN_WORDS[pose["handover"]]
+        used = IN_WORDS[pose["match_selection"]]
         print(f"pose       {pose['estimator']} at {pose['threshold_pixels']:g} px of {used}, {pose['inliers']} inliers")
         if pose["rotation_only"]:
             print("           only the rotation can be trusted: the camera hardly moved")

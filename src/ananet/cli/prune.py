@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ananet.cli.arguments import add_json, add_pruner, print_json
-from ananet.stored_matches import OPTIONAL, REQUIRED, check_is_file, read_arrays
+from ananet.io.npz import OPTIONAL, REQUIRED, check_is_file, read_arrays
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ananet.files import check_output, save_arrays
+    from ananet.io.files import check_output, save_arrays
 
     check_is_file(arguments.file)
     output = arguments.output or arguments.file.with_suffix(".pruned.npz")
@@ -34,10 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     arrays = read_arrays(arguments.file)
 
     # Torch takes seconds to import, and so comes after what can be wrong without it.
-    from ananet.correspondences import Correspondences
-    from ananet.motions import group_motions, in_words
+    from ananet.core.correspondences import Correspondences
     from ananet.pruners import load
     from ananet.pruners.progress import progress_bar
+    from ananet.twoview.motions import group_motions
+    from ananet.twoview.motions.grouping import in_words
 
     matches = Correspondences(**arrays)
     pruner = load(arguments.pruner, device=arguments.device)

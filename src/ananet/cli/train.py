@@ -36,14 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     settings = TrainSettings.from_toml(recipe_path(arguments.settings)) if arguments.settings else TrainSettings()
     names = ("pairs", "validation", "steps", "learning_rate", "synthetic_share", "seed")
-    settings = settings.changed(**{name: getattr(arguments, name) for name in names})
+    settings = settings.replace(**{name: getattr(arguments, name) for name in names})
     given = arguments.start_from
     start_from = weight_file(given) if given else None
     if given and start_from is None:
         raise InputError(f"--from: expected one of {', '.join(bundled())} or a .safetensors file, got {given!r}")
     if start_from and not arguments.settings:
         # Fine-tuning keeps the shape of the network it starts from.
-        settings = settings.changed(network=load_network(start_from)[0].settings)
+        settings = settings.replace(network=load_network(start_from)[0].settings)
     if start_from and not settings.pairs:
         raise InputError("--from: expected pairs to fine-tune on, give --pairs")
     try:

@@ -9,7 +9,7 @@ import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ananet.checks import check_positive, check_whole_number
+from ananet._util.checks import check_positive, check_whole_number
 from ananet.cli.arguments import add_pruner
 from ananet.errors import InputError, MissingExtraError
 
@@ -133,8 +133,8 @@ def examples() -> dict[str, Example]:
     import numpy as np
     from skimage import data
 
-    from ananet.cameras import camera_parameters
     from ananet.cli.demo import motorcycle
+    from ananet.core.cameras import camera_parameters
     from ananet.web.app import Example
 
     def jpeg(pixels: object) -> bytes:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from ananet import geometry
-from ananet.cameras import FOCAL_GUESS, calibrate, scale_by_size
+from ananet.core import geometry
+from ananet.core.cameras import FOCAL_GUESS, calibrate, scale_by_size
 from ananet.datasets.base import Batch
 
 

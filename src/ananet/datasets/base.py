@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet import geometry
-from ananet.cameras import rotate_axes
-from ananet.correspondences import Correspondences
-from ananet.defaults import INLIER_DISTANCE
+from ananet._util.defaults import INLIER_DISTANCE
+from ananet.core import geometry
+from ananet.core.cameras import rotate_axes
+from ananet.core.correspondences import Correspondences
+from ananet.core.metrics import PoseError
 from ananet.estimators.base import Pose
-from ananet.metrics import PoseError
 
 # Without a baseline there is no epipolar geometry to label matches by; OANet drops such pairs too.
-LEAST_BASELINE = 1e-5
+MIN_BASELINE = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class PosedPair:
     @property
     def has_baseline(self) -> bool:
         """Whether there is an epipolar geometry to label matches by."""
-        return bool(self.relative_pose()[1].norm() > LEAST_BASELINE)
+        return bool(self.relative_pose()[1].norm() > MIN_BASELINE)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ananet.cameras import camera_matrices
-from ananet.checks import Settings, check_share, check_whole_number
+from ananet._util.checks import Settings, check_share, check_whole_number
+from ananet._util.defaults import INLIER_DISTANCE
+from ananet._util.seeds import generator
+from ananet.core.cameras import camera_matrices
 from ananet.datasets import augment
 from ananet.datasets.augment import Draw, Problems
 from ananet.datasets.base import Batch
 from ananet.datasets.sources import StoredPairs, scene_numbers
 from ananet.datasets.tables import RATIO_STEPS, PairTable
-from ananet.defaults import INLIER_DISTANCE
 from ananet.errors import InputError
-from ananet.seeds import generator
 
 
 @dataclass(frozen=True)

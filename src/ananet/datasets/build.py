@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ananet import geometry
-from ananet.checks import Settings, check_positive, check_whole_number
+from ananet._util.checks import Settings, check_positive, check_whole_number
+from ananet._util.defaults import DETECTOR, INLIER_DISTANCE, MAX_KEYPOINTS
+from ananet.core import geometry
 from ananet.datasets.base import PosedImage, PosedPair, PosedScene
 from ananet.datasets.formats.shards import (
-    MOST_KEYPOINTS,
+    KEYPOINT_LIMIT,
     nbytes,
     read_index,
     read_table,
@@ -35,11 +36,10 @@ from ananet.datasets.formats.shards import (
 from ananet.datasets.photos import PhotoFeatures, photo_features
 from ananet.datasets.sources import open_posed_photos
 from ananet.datasets.tables import PairTable, join, table_from_arrays
-from ananet.defaults import DETECTOR, INLIER_DISTANCE, MAX_KEYPOINTS
 from ananet.errors import InputError
 from ananet.features import Detector, NearestNeighbours, load_detector, nearest_neighbours
 from ananet.features.stored import StoredFeatures
-from ananet.files import only_process, read_json, remove_temporaries, write_json
+from ananet.io.files import only_process, read_json, remove_temporaries, write_json
 
 STAGING = ".scenes"
 # Evidence of overlap must be better than the paper's loose label: about 3 px at common focal lengths.
@@ -74,7 +74,7 @@ class BuildSettings(Settings):
 
     def check(self) -> None:
         check_whole_number("neighbours", self.neighbours, 1)
-        check_whole_number("max_keypoints", self.max_keypoints, 8, (MOST_KEYPOINTS - 1) // self.neighbours)
+        check_whole_number("max_keypoints", self.max_keypoints, 8, (KEYPOINT_LIMIT - 1) // self.neighbours)
         detector = self.load_detector()
         different = len(set(self.scales)) == len(self.scales) > 0
         if not different or not all(0 < scale < float("inf") for scale in self.scales):

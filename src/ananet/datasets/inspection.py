@@ -13,14 +13,15 @@ from typing import Any
 import cv2
 import numpy as np
 
-from ananet import geometry
-from ananet.cameras import mean_focal
+from ananet._util.defaults import DISTINCTIVE_RATIO
+from ananet._util.plots import figure_to_picture, import_matplotlib
+from ananet.core import geometry
+from ananet.core.cameras import mean_focal
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.formats.shards import PairShards
-from ananet.defaults import DISTINCTIVE_RATIO
-from ananet.drawing import GAP, WHITE, draw_matches, figure_to_picture, import_matplotlib, stack
 from ananet.errors import InputError
-from ananet.images import read_image
+from ananet.io.images import read_image
+from ananet.twoview.drawing import GAP, WHITE, draw_matches, stack
 
 # A pair is doubtful if it has enough distinctive matches to judge by, and most of them miss their epipolar lines.
 ENOUGH_DISTINCTIVE = 20
@@ -167,7 +168,7 @@ def _draw_labels(pair: LabelledPair, width: int, rng: np.random.Generator) -> np
 
 def _photo(pair: LabelledPair, number: int) -> np.ndarray:
     """The photo, or a grey sheet of its size where it is not at hand."""
-    size = (pair.matches.size0, pair.matches.size1)[number]
+    size = (pair.matches.image_size0, pair.matches.image_size1)[number]
     assert size is not None
     try:
         if pair.paths is not None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ananet.cameras import calibrate, rotate_camera, undistort_points
+from ananet.core.cameras import calibrate, rotate_camera, undistort_points
 from ananet.datasets.base import PosedImage
 from ananet.errors import InputError
 from ananet.features import Detector, Features
 from ananet.features.stored import StoredFeatures
-from ananet.images import read_image, resize
+from ananet.io.images import read_image, resize
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,20 +18,20 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-from ananet.defaults import COLMAP_FEWEST_MATCHES
+from ananet._util.defaults import COLMAP_MIN_MATCHES
 from ananet.errors import InputError
 from ananet.features import nearest_neighbours
-from ananet.images import read_image, resize
-from ananet.integrations.colmap_library import import_pycolmap, quiet
+from ananet.integrations.colmap.library import import_pycolmap, quiet
+from ananet.io.images import read_image, resize
 
 logger = logging.getLogger(__name__)
 
 PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp")
-FEWEST_PHOTOS = 3
+MIN_PHOTOS = 3
 # A photo with fewer keypoints is not worth matching.
-FEWEST_KEYPOINTS = 50
+MIN_KEYPOINTS = 50
 # Up to so many photos every pair is matched. Beyond, each with those that look most alike.
-MOST_FOR_ALL_PAIRS = 120
+MAX_PHOTOS_FOR_ALL_PAIRS = 120
 CANDIDATES = 25
 # So many photos or pairs go to COLMAP at once: between its calls the progress bar moves.
 PHOTOS_AT_ONCE, PAIRS_AT_ONCE = 8, 16
@@ -144,10 +144,8 @@ class _Run:
             guess = self.pycolmap.infer_camera_from_image(path)
             focal = round(guess.mean_focal_length() * scale, 1) if guess.has_prior_focal_length else None
             self.cameras[image.shape[1], image.shape[0], focal].append(name)
-        if len(self.names) < FEWEST_PHOTOS:
-            raise InputError(
-                f"photos: expected at least {FEWEST_PHOTOS} photos that can be read, got {len(self.names)}"
-            )
+        if len(self.names) < MIN_PHOTOS:
+            raise InputError(f"photos: expected at least {MIN_PHOTOS} photos that can be read, got {len(self.names)}")
 
     def extract(self) -> None:
         """SIFT of every photo, one camera for each group."""
@@ -177,17 +175,19 @@ class _Run:
             counts = {
                 image.name: database.num_keypoints_for_image(image.image_id) for image in database.read_all_images()
             }
-        poor = [name for name in self.names if counts.get(name, 0) < FEWEST_KEYPOINTS]
-        if len(self.names) - len(poor) < FEWEST_PHOTOS:
+        poor = [name for name in self.names if counts.get(name, 0) < MIN_KEYPOINTS]
+        if len(self.names) - len(poor) < MIN_PHOTOS:
             raise InputError(
                 f"photos: too few features: {len(poor)} of {len(self.names)} photos have fewer than "
-                f"{FEWEST_KEYPOINTS} keypoints. They may be blurred, very small, or show plain surfaces"
+                f"{MIN_KEYPOINTS} keypoints. They may be blurred, very small, or show plain surfaces"
             )
 
     def match(self) -> None:
         """Matches and verifies pairs of photos."""
         pycolmap = self.pycolmap
-        pairs = self._promising_pairs() if len(self.names) > MOST_FOR_ALL_PAIRS else list(combinations(self.names, 2))
+        pairs = (
+            self._promising_pairs() if len(self.names) > MAX_PHOTOS_FOR_ALL_PAIRS else list(combinations(self.names, 2))
+        )
         with self.bar(len(pairs), "pairs") as bar:
             for some in chunks(pairs, PAIRS_AT_ONCE):
                 self.pair_list.write_text("".join(f"{first} {second}\n" for first, second in some), encoding="utf-8")
@@ -199,11 +199,11 @@ class _Run:
                 bar.update(len(some))
         with pycolmap.Database.open(self.database) as database:
             _, inliers = database.read_two_view_geometry_num_inliers()
-        self.verified_pairs = sum(count >= COLMAP_FEWEST_MATCHES for count in inliers)
-        if self.verified_pairs < FEWEST_PHOTOS - 1:
+        self.verified_pairs = sum(count >= COLMAP_MIN_MATCHES for count in inliers)
+        if self.verified_pairs < MIN_PHOTOS - 1:
             raise InputError(
                 f"photos: too few matched pairs: {self.verified_pairs} of {len(pairs)} pairs share "
-                f"{COLMAP_FEWEST_MATCHES} consistent matches. The photos may not overlap, or not show the same place"
+                f"{COLMAP_MIN_MATCHES} consistent matches. The photos may not overlap, or not show the same place"
             )
 
     def _promising_pairs(self) -> list[tuple[str, str]]:
@@ -239,7 +239,7 @@ class _Run:
     def map(self) -> Any:
         """The largest model that incremental mapping finds."""
         options = self.pycolmap.IncrementalPipelineOptions()
-        options.min_model_size = FEWEST_PHOTOS
+        options.min_model_size = MIN_PHOTOS
         options.random_seed = 0
         self.models.mkdir()
         with self.bar(len(self.names), "poses") as bar:
@@ -255,7 +255,7 @@ class _Run:
         if not models:
             raise InputError(
                 f"photos: no initial pair: {self.verified_pairs} pairs match, but none can start a reconstruction of "
-                f"{FEWEST_PHOTOS} photos. The camera may have turned without moving, or moved too little or too far"
+                f"{MIN_PHOTOS} photos. The camera may have turned without moving, or moved too little or too far"
             )
         return max(models.values(), key=lambda model: model.num_reg_images())
 
@@ -277,8 +277,8 @@ def _find_photos(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise InputError(f"photos: expected a folder, got {folder}")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PHOTO_SUFFIXES and path.is_file())
-    if len(paths) < FEWEST_PHOTOS:
-        raise InputError(f"photos: expected at least {FEWEST_PHOTOS} photos in {folder}, got {len(paths)}")
+    if len(paths) < MIN_PHOTOS:
+        raise InputError(f"photos: expected at least {MIN_PHOTOS} photos in {folder}, got {len(paths)}")
     photos = {re.sub(r"\s", "_", path.relative_to(folder).as_posix()): path for path in paths}
     if len(photos) < len(paths):
         raise InputError(f"photos: expected names that differ in more than blanks and underscores in {folder}")

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from ananet._util.names import Registry
 from ananet.datasets.base import LabelledPair, PosedScene
 from ananet.datasets.tables import PairTable, join, table_of_pairs
 from ananet.errors import InputError
-from ananet.names import Registry
 
 
 class Source(ABC):

@@ -24,16 +24,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ananet import geometry
-from ananet.checks import Settings
+from ananet._util.checks import Settings
+from ananet._util.defaults import INLIER_DISTANCE
+from ananet.core import geometry
 from ananet.datasets.base import Batch
-from ananet.defaults import INLIER_DISTANCE
 from ananet.errors import InputError
 
 # Measured: 1 - ratio of wrong matches is exponential with this mean, whatever the scene.
 RATIO_GAP = 0.057
 # Nothing is nearer than this many median depths, and nothing, not even the sky, farther.
-NEAREST, FARTHEST = 0.15, 100.0
+MIN_DEPTH, MAX_DEPTH = 0.15, 100.0
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ class _Scene:
         convex = self.convex.gather(1, region)
         inverse = torch.where(convex, torch.minimum(first, second), torch.maximum(first, second))
         inverse = inverse * (1 + clutter * self.clutter.gather(1, region))
-        return inverse.clamp(1 / FARTHEST, 1 / NEAREST)
+        return inverse.clamp(1 / MAX_DEPTH, 1 / MIN_DEPTH)
 
 
 def _scene(draw: _Draw, settings: SyntheticSettings, camera: _Camera) -> _Scene:
@@ -338,7 +338,7 @@ def _scene(draw: _Draw, settings: SyntheticSettings, camera: _Camera) -> _Scene:
     steepness, horizon = draw.log_uniform(0.7, 3.0, 1), draw.uniform(1, low=-0.5, high=0.1)
     ground = torch.stack([0.1 * draw.normal(1), steepness, -steepness * horizon * camera.half[:, 1:]], dim=-1)
     ground = ground.expand_as(own)
-    far = plane_through(draw.log_uniform(1 / FARTHEST, 0.1, regions), torch.zeros_like(slope))
+    far = plane_through(draw.log_uniform(1 / MAX_DEPTH, 0.1, regions), torch.zeros_like(slope))
 
     # Gumbel's trick: the largest of log share + noise is a draw with those shares. The first noise is the scene's.
     shares = _constants(seeds.device, 0.37, 0.14, 0.2, 0.15, 0.11, 0.03)  # as listed below

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.cameras import camera_parameters
+from ananet.core.cameras import camera_parameters
 from ananet.datasets.base import LabelledPair
 from ananet.errors import InputError
 
@@ -171,8 +171,8 @@ def table_of_pairs(pairs: Iterable[LabelledPair]) -> PairTable:
         if m.K0 is None or m.K1 is None or pair.R is None or pair.t is None:
             raise InputError(f"pairs: expected cameras and a pose of every pair, {pair.name!r} lacks them")
         for points, K, size, sizes, angles in (
-            (m.points0, m.K0, m.size0, m.sizes0, m.angles0),
-            (m.points1, m.K1, m.size1, m.sizes1, m.angles1),
+            (m.points0, m.K0, m.image_size0, m.keypoint_sizes0, m.angles0),
+            (m.points1, m.K1, m.image_size1, m.keypoint_sizes1, m.angles1),
         ):
             # Where the size is not known, the principal point is taken for the middle of the image.
             extent = np.array(size) if size is not None else 2 * K[:2, 2].cpu().numpy() + 1

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet import geometry
-from ananet.cameras import mean_focal
-from ananet.checks import check_positive, check_probability
-from ananet.correspondences import Correspondences
-from ananet.defaults import THRESHOLD_PIXELS
+from ananet._util.checks import check_positive, check_probability
+from ananet._util.defaults import THRESHOLD_PIXELS
+from ananet.core import geometry
+from ananet.core.cameras import mean_focal
+from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.estimators.handover import Verdict, hand_over
+from ananet.estimators.selection import Verdict, select_matches
 
 # A pose follows from 5 matches, a fundamental matrix from 7 or 8.
-FEWEST_FOR_POSE, FEWEST_FOR_FUNDAMENTAL = 5, 8
+MIN_FOR_POSE, MIN_FOR_FUNDAMENTAL = 5, 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Pose:
     kept ones."""
 
 
-HandOver = Literal["one-to-one", "kept"]
+MatchSelection = Literal["one-to-one", "all"]
 
 
 class Estimator(ABC):
@@ -46,8 +46,8 @@ class Estimator(ABC):
         confidence: sampling stops when the best answer is found with this probability; None for the default.
         use_scores: draw samples from the best matches first (PROSAC), by `matches.scores` or, where a pruner's answer
             is given, by its scores. Saves iterations.
-        handover: which matches of a pruner's answer it uses: all that are "kept", or those that are "one-to-one";
-            None for the estimator's default.
+        match_selection: which kept matches it uses: "all" of them, or those that are "one-to-one"; None
+            for the estimator's default.
     """
 
     name: str
@@ -55,19 +55,19 @@ class Estimator(ABC):
     default_threshold = THRESHOLD_PIXELS
     default_confidence: float | None = None
     """None where the library behind it has its own."""
-    default_handover: HandOver = "kept"
+    default_match_selection: MatchSelection = "all"
 
     def __init__(
         self,
         threshold: float | None = None,
         confidence: float | None = None,
         use_scores: bool = False,
-        handover: HandOver | None = None,
+        match_selection: MatchSelection | None = None,
     ) -> None:
         self.threshold = self.default_threshold if threshold is None else threshold
         check_positive("threshold", self.threshold, " of pixels")
         self.confidence = self.default_confidence if confidence is None else check_probability("confidence", confidence)
-        self.handover = handover or self.default_handover
+        self.match_selection = match_selection or self.default_match_selection
         self.use_scores = use_scores
         if use_scores and not self.can_use_scores:
             raise InputError(f"use_scores: the estimator {self.name!r} cannot use scores, expected magsac or poselib")
@@ -84,7 +84,7 @@ class Estimator(ABC):
         """Relative pose of two calibrated cameras; None if there is no answer, as for fewer than 5 matches.
 
         Args:
-            kept: a pruner's answer on these matches, of which the estimator uses those that its `handover`
+            kept: a pruner's answer on these matches, of which the estimator uses those that its `match_selection`
                 says; without one it uses all matches.
         """
         _check_matches(matches)
@@ -95,7 +95,7 @@ class Estimator(ABC):
             chosen = self.taken(matches, kept)
             taken = matches.with_scores(torch.as_tensor(kept.logits).sigmoid())[chosen]
         sampled = self._best_first(taken)
-        if len(taken) < FEWEST_FOR_POSE:
+        if len(taken) < MIN_FOR_POSE:
             return None
         found = self.find_pose(sampled)
         if found is None:
@@ -116,13 +116,13 @@ class Estimator(ABC):
             )
         if len(kept.mask) != len(matches):
             raise InputError(f"kept: expected the answer on these {len(matches)} matches, got {len(kept.mask)}")
-        return hand_over(matches, kept, self.handover)
+        return select_matches(matches, kept, self.match_selection)
 
     def fundamental(self, matches: Correspondences) -> Tensor | None:
         """[3 x 3] float64 fundamental matrix of matches in pixels; None if there is no answer (fewer than 8, say)."""
         _check_matches(matches)
         sampled = self._best_first(matches)
-        return None if len(matches) < FEWEST_FOR_FUNDAMENTAL else self.find_fundamental(sampled)
+        return None if len(matches) < MIN_FOR_FUNDAMENTAL else self.find_fundamental(sampled)
 
     def ray_threshold(self, matches: Correspondences) -> float:
         """The threshold for calibrated points."""

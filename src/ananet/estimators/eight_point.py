@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ananet import geometry
-from ananet.correspondences import Correspondences
+from ananet.core import geometry
+from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.estimators.base import FEWEST_FOR_FUNDAMENTAL, Estimator
+from ananet.estimators.base import MIN_FOR_FUNDAMENTAL, Estimator
 
 
 class EightPoint(Estimator):
@@ -54,4 +54,4 @@ def _weights(matches: Correspondences) -> Tensor:
 
 
 def _enough(weights: Tensor) -> bool:
-    return int((weights > 0).sum()) >= FEWEST_FOR_FUNDAMENTAL
+    return int((weights > 0).sum()) >= MIN_FOR_FUNDAMENTAL

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet import geometry
-from ananet.correspondences import Correspondences
+from ananet.core import geometry
+from ananet.core.correspondences import Correspondences
 from ananet.estimators.base import Estimator
 
 CONFIDENCE = 0.99999

@@ -9,10 +9,10 @@ import poselib
 import torch
 from torch import Tensor
 
-from ananet.cameras import calibrate, camera_matrix, camera_parameters, project
-from ananet.checks import check_positive, check_whole_number
-from ananet.correspondences import Correspondences
-from ananet.estimators.base import Estimator, HandOver
+from ananet._util.checks import check_positive, check_whole_number
+from ananet.core.cameras import calibrate, camera_matrix, camera_parameters, project
+from ananet.core.correspondences import Correspondences
+from ananet.estimators.base import Estimator, MatchSelection
 
 MAX_ITERATIONS = 10_000
 
@@ -24,7 +24,7 @@ class PoseLib(Estimator):
     loss that hardly counts what is off by more than half a pixel.
 
     Args:
-        threshold, confidence, use_scores, handover: as for every estimator.
+        threshold, confidence, use_scores, match_selection: as for every estimator.
         max_iterations: at most so many samples.
         loss: of the refinement; None for PoseLib's own, a truncated one with a scale of its own.
         loss_scale: of that loss, in pixels; None for PoseLib's default.
@@ -32,19 +32,19 @@ class PoseLib(Estimator):
 
     name = "poselib"
     default_threshold = 0.75
-    default_handover = "one-to-one"
+    default_match_selection = "one-to-one"
 
     def __init__(
         self,
         threshold: float | None = None,
         confidence: float | None = None,
         use_scores: bool = False,
-        handover: HandOver | None = None,
+        match_selection: MatchSelection | None = None,
         max_iterations: int = MAX_ITERATIONS,
         loss: Literal["trivial", "truncated", "huber", "cauchy"] | None = "cauchy",
         loss_scale: float | None = 0.25,
     ) -> None:
-        super().__init__(threshold, confidence, use_scores, handover)
+        super().__init__(threshold, confidence, use_scores, match_selection)
         self.sampling = {
             "max_epipolar_error": self.threshold,
             "max_iterations": check_whole_number("max_iterations", max_iterations, 1),

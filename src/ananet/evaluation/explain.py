@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet import metrics
-from ananet.correspondences import Correspondences
+from ananet.core import metrics
+from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.networks import Network
 from ananet.networks.base import BlockView

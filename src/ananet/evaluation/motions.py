@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ananet import seeds
-from ananet.correspondences import Correspondences
+from ananet._util import seeds
+from ananet._util.tables import format_table
+from ananet.core.correspondences import Correspondences
+from ananet.core.metrics import misclassification_error
 from ananet.datasets.formats.labelled import FILE, LabelledMatches
 from ananet.datasets.synthetic import SyntheticSettings, synthesize
-from ananet.metrics import misclassification_error
-from ananet.motions import group_motions
-from ananet.motions.search import FEWEST
+from ananet.io.npz import read_arrays
 from ananet.pruners import Pruner
-from ananet.stored_matches import read_arrays
-from ananet.tables import format_table
+from ananet.twoview.motions import group_motions
+from ananet.twoview.motions.search import MIN_SUPPORT
 
 PERCENT = 100.0
 # In place of a folder.
@@ -60,7 +60,7 @@ def true_motions(truth: np.ndarray) -> int:
     >>> true_motions(np.array([0] * 5 + [1] * 8 + [2] * 7))
     1
     """
-    return int((np.bincount(truth)[1:] >= FEWEST).sum())
+    return int((np.bincount(truth)[1:] >= MIN_SUPPORT).sum())
 
 
 def score_motions(

@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ananet.cameras import pixel_scaling
-from ananet.checks import Settings, check_whole_number
-from ananet.correspondences import Correspondences
+from ananet._util.checks import Settings, check_whole_number
+from ananet._util.defaults import DETECTOR, MAX_KEYPOINTS
+from ananet.core.cameras import pixel_scaling
+from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair, PosedImage, PosedPair
 from ananet.datasets.photos import PhotoFeatures, photo_features
 from ananet.datasets.sources import PosedPhotos, Source, StoredPairs
-from ananet.defaults import DETECTOR, MAX_KEYPOINTS
 from ananet.errors import InputError
 from ananet.features import Detector, Features, Matcher, load_detector, load_matcher
-from ananet.files import save_arrays
-from ananet.stored_matches import read_some
+from ananet.io.files import save_arrays
+from ananet.io.npz import read_some
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def rescaled(matches: Correspondences, longest_side: int) -> Correspondences:
     """
     scaled: dict[str, Any] = {}
     for n in ("0", "1"):
-        K, size, sizes = (getattr(matches, name + n) for name in ("K", "size", "sizes"))
+        K, size, sizes = (getattr(matches, name + n) for name in ("K", "image_size", "keypoint_sizes"))
         if size is not None:
             longest = max(size)
         elif K is not None:
@@ -276,7 +276,7 @@ def rescaled(matches: Correspondences, longest_side: int) -> Correspondences:
         scaled |= {
             "points" + n: points * scale + transform[:2, 2],
             "K" + n: None if K is None else transform @ K,
-            "size" + n: None if size is None else (size[0] * scale, size[1] * scale),
-            "sizes" + n: None if sizes is None else sizes * scale,
+            "image_size" + n: None if size is None else (size[0] * scale, size[1] * scale),
+            "keypoint_sizes" + n: None if sizes is None else sizes * scale,
         }
-    return matches.changed(**scaled)
+    return matches.replace(**scaled)

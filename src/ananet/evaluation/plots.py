@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ananet import metrics
-from ananet.drawing import figure_to_picture, import_matplotlib
+from ananet._util.plots import figure_to_picture, import_matplotlib
+from ananet.core import metrics
 from ananet.evaluation.explain import NEIGHBOURS
 from ananet.evaluation.runner import Evaluation
 from ananet.networks.base import BlockView
 
-LARGEST_ERROR = 20.0
+MAX_ERROR = 20.0
 INLIER_RATIO_EDGES = np.linspace(0, 1, 11)
 COLOURS = ("blue", "orange", "green", "red", "purple", "brown", "pink", "gray", "olive", "cyan")
 # Points of a curve that are drawn; a pooled one has as many as there are matches.
@@ -35,11 +35,11 @@ def evaluation_plots(evaluation: Evaluation) -> dict[str, np.ndarray]:
 def plot_recall(evaluation: Evaluation, estimator: str) -> np.ndarray:
     """Recall over pose error: the areas under these curves are the AUC."""
     figure, axis = _axis("pose error, degrees", "share of pairs")
-    at = np.linspace(0, LARGEST_ERROR, 201)
+    at = np.linspace(0, MAX_ERROR, 201)
     for name, scores in evaluation.scores.items():
         areas = "/".join(f"{area:.1f}" for area in scores.pose_summary(estimator)["auc"])
         axis.plot(at, metrics.recall_curve(scores.errors(estimator).ravel(), at), label=f"{name} (AUC@5/10/20 {areas})")
-    axis.set_xlim(0, LARGEST_ERROR)
+    axis.set_xlim(0, MAX_ERROR)
     axis.set_ylim(0, 1)
     axis.legend(loc="lower right")
     title = f"{evaluation.source}: {evaluation.pose_settings.describe(estimator)}\n{evaluation.matching}"

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ananet.correspondences import Correspondences
+from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.files import save_tensors
+from ananet.io.files import save_tensors
 
 FORMAT = "ananet-predictions"
 VERSION = 2

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ananet._util.tables import format_table
+from ananet.core.metrics import THRESHOLDS
 from ananet.errors import InputError
 from ananet.evaluation.explain import NEIGHBOURS
 from ananet.evaluation.runner import Evaluation
 from ananet.evaluation.scoring import PrunerScores
-from ananet.metrics import THRESHOLDS
-from ananet.tables import format_table
 
 Rows = list[dict[str, Any]]
 AUC_COLUMNS = tuple(f"AUC@{threshold:g}" for threshold in THRESHOLDS)

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ananet import metrics
+from ananet._util.devices import choose_device
+from ananet.core import metrics
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.sources import SOURCES, open_source
-from ananet.devices import choose_device
 from ananet.errors import InputError
 from ananet.estimators import ESTIMATORS
 from ananet.evaluation.explain import inlier_neighbours
@@ -40,10 +40,11 @@ from ananet.evaluation.predictions import (
 from ananet.evaluation.scoring import PairScore, PoseSettings, PrunerScores, score_pair
 from ananet.evaluation.workers import AT_ONCE, map_ahead, worker_pool
 from ananet.features import DETECTORS, MATCHERS
-from ananet.files import file_sha256, write_json
+from ananet.io.files import file_sha256, write_json
 from ananet.networks import NETWORKS
-from ananet.pruners import CLASSICAL, LearnedPruner, Pruner, load, look_up
+from ananet.pruners import CLASSICAL, LearnedPruner, Pruner, load
 from ananet.pruners.base import stream_items
+from ananet.pruners.registry import look_up
 
 # Pairs whose predictions are written together, and that workers read ahead of a GPU and score behind it.
 PAIRS_AT_ONCE = 256

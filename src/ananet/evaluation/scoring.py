@@ -9,21 +9,21 @@ from typing import Any
 import cv2
 import numpy as np
 
-from ananet import metrics
-from ananet.cameras import mean_focal
-from ananet.checks import Settings, check_positive, check_probability, check_whole_number
-from ananet.correspondences import Correspondences
+from ananet._util.checks import Settings, check_positive, check_probability, check_whole_number
+from ananet._util.defaults import REPORTED_ESTIMATORS
+from ananet._util.names import split_options
+from ananet.core import metrics
+from ananet.core.cameras import mean_focal
+from ananet.core.correspondences import Correspondences
+from ananet.core.metrics import PoseError
 from ananet.datasets.base import LabelledPair
-from ananet.defaults import REPORTED_ESTIMATORS
 from ananet.errors import InputError
 from ananet.estimators import Estimator, load_estimator
-from ananet.estimators.handover import IN_WORDS
+from ananet.estimators.selection import IN_WORDS
 from ananet.evaluation.predictions import Prediction
-from ananet.metrics import PoseError
-from ananet.names import split_options
 
 # With fewer kept matches no pose is tried.
-FEWEST_MATCHES = 9
+MIN_MATCHES = 9
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class PoseSettings(Settings):
         """The estimator with all that decides its numbers, in words."""
         name, given = split_options(estimator, "estimator")
         loaded = self.load(estimator)
-        told = ("threshold", "confidence", "handover")
+        told = ("threshold", "confidence", "match_selection")
         own = "".join(f", {key} {value}" for key, value in given.items() if key not in told)
         unit = "in calibrated coordinates" if self.calibrated and "threshold" not in given else "px / mean focal length"
         confidence = "its default" if loaded.confidence is None else f"{loaded.confidence:.15g}"
         repeats = f", mean of {self.repeats} runs" if self.repeats > 1 else ""
-        matches = IN_WORDS[loaded.handover]
+        matches = IN_WORDS[loaded.match_selection]
         return f"{name}, threshold {loaded.threshold:g} {unit}, confidence {confidence}, {matches}{own}{repeats}"
 
 
@@ -106,7 +106,7 @@ def pose_error(
     taken = pair.matches[loaded.taken(pair.matches, prediction)]
     if repeat:
         taken = taken[np.random.default_rng(repeat).permutation(len(taken))]
-    if len(taken) < FEWEST_MATCHES:
+    if len(taken) < MIN_MATCHES:
         return PoseError.of_failure()
     # OpenCV's estimators have generators of their own; this covers what else draws from the global one.
     cv2.setRNGSeed(0)

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ananet._util.checks import Settings, check_positive
 from ananet.attention import FORMS, choose_backend
-from ananet.checks import Settings, check_positive
-from ananet.correspondences import Correspondences
+from ananet.core.correspondences import Correspondences
 from ananet.datasets.synthetic import SyntheticSettings, synthesize
 from ananet.features import load_detector, match
 from ananet.inference import engine_for
@@ -270,8 +270,8 @@ class SyntheticProblems:
             points[:, 2:],
             K0=K,
             K1=K,
-            size0=(WIDTH, HEIGHT),
-            size1=(WIDTH, HEIGHT),
+            image_size0=(WIDTH, HEIGHT),
+            image_size1=(WIDTH, HEIGHT),
             ratio=problem.ratio[0],
             mutual=problem.mutual[0],
         )
@@ -283,7 +283,7 @@ def measure_reference(photos: tuple[Path, Path] | None, effort: Effort) -> Timin
     Args:
         photos: two files; None for random texture of 1024 x 768 pixels.
     """
-    from ananet.images import read_image
+    from ananet.io.images import read_image
 
     images = [_texture(seed) for seed in (0, 1)] if photos is None else [read_image(photo) for photo in photos]
     detector = load_detector("sift")

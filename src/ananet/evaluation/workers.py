@@ -22,7 +22,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 # Numbers that a worker takes at once; few, so that the bar moves and the last ones end together.
 AT_ONCE = 4
 # Windows waits for no more.
-MOST_WORKERS = 61
+MAX_WORKERS = 61
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def worker_pool(
     context = multiprocessing.get_context("spawn")
     lifeline, held = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(
-        min(workers or os.cpu_count() or 1, MOST_WORKERS), context, _start, (lifeline, initializer, arguments)
+        min(workers or os.cpu_count() or 1, MAX_WORKERS), context, _start, (lifeline, initializer, arguments)
     )
     try:
         yield pool

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.checks import check_whole_number, is_number
-from ananet.defaults import MAX_KEYPOINTS
+from ananet._util.checks import check_whole_number, is_number
+from ananet._util.defaults import MAX_KEYPOINTS
 from ananet.errors import InputError
 
 # More than any photo has, and little enough to be asked for in earnest.
-MOST_KEYPOINTS = 10_000_000
+KEYPOINT_LIMIT = 10_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Detector(ABC):
     """How many photos to work on at a time, each in its own thread."""
 
     def __init__(self, max_keypoints: int = MAX_KEYPOINTS) -> None:
-        self.max_keypoints = check_whole_number("max_keypoints", max_keypoints, 1, MOST_KEYPOINTS)
+        self.max_keypoints = check_whole_number("max_keypoints", max_keypoints, 1, KEYPOINT_LIMIT)
 
     @abstractmethod
     def extract(self, image: np.ndarray) -> Features:

@@ -23,11 +23,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ananet.checks import check_whole_number
+from ananet._util.checks import check_whole_number
 from ananet.errors import InputError
 from ananet.features.base import Detector, Features
-from ananet.files import is_file
-from ananet.images import reduce
+from ananet.io.files import is_file
+from ananet.io.images import reduce
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ SUFFIXES = (".safetensors", ".pth", ".pt")
 # The coarsest map of any of these networks has a cell for so many pixels: images are padded to whole cells.
 CELL = 32
 # Networks of this kind take some 2 GB for a million pixels, and see no more in a photo that is much larger.
-LONGEST_SIDE = 1600
+MAX_SIDE = 1600
 
 
 class LearnedDetector(Detector):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ananet.checks import check_share
+from ananet._util.checks import check_share
 from ananet.errors import InputError
 from ananet.features.base import Features
 from ananet.features.kornia import import_features

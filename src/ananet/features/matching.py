@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ananet.checks import check_whole_number
-from ananet.correspondences import Array, Correspondences
-from ananet.devices import stay_on_one_thread_if_forked
+from ananet._util.checks import check_whole_number
+from ananet._util.devices import stay_on_one_thread_if_forked
+from ananet.core.correspondences import Array, Correspondences
 from ananet.errors import InputError
 from ananet.features.base import Features, as_array
 
@@ -59,17 +59,17 @@ class Matcher(ABC):
         def both(values0: np.ndarray | None, values1: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
             return (None, None) if values0 is None or values1 is None else (values0[first], values1[second])
 
-        sizes0, sizes1 = both(features0.sizes, features1.sizes)
+        keypoint_sizes0, keypoint_sizes1 = both(features0.sizes, features1.sizes)
         angles0, angles1 = both(features0.angles, features1.angles)
         return Correspondences(
             features0.points[first],
             features1.points[second],
             K0=K0,
             K1=K1,
-            size0=features0.image_size,
-            size1=features1.image_size,
-            sizes0=sizes0,
-            sizes1=sizes1,
+            image_size0=features0.image_size,
+            image_size1=features1.image_size,
+            keypoint_sizes0=keypoint_sizes0,
+            keypoint_sizes1=keypoint_sizes1,
             angles0=angles0,
             angles1=angles1,
             indices=indices,

@@ -10,10 +10,10 @@ from typing import Any
 import cv2
 import numpy as np
 
-from ananet.checks import check_positive, check_whole_number
-from ananet.defaults import MAX_KEYPOINTS
+from ananet._util.checks import check_positive, check_whole_number
+from ananet._util.defaults import MAX_KEYPOINTS
 from ananet.features.base import Detector, Features
-from ananet.images import reduce
+from ananet.io.images import reduce
 
 # SIFT needs about 180 bytes per pixel. Images above this size are processed one at a time, to save memory.
 LARGE_IMAGE = 4_000_000

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ananet.cameras import pixel_scaling
-from ananet.defaults import MAX_KEYPOINTS
+from ananet._util.defaults import MAX_KEYPOINTS
+from ananet.core.cameras import pixel_scaling
 from ananet.errors import InputError
 from ananet.features.base import Detector, Features, check_image_size
-from ananet.files import hdf5_errors, import_h5py, is_file, read_dataset
-from ananet.stored_matches import read_some
+from ananet.io.files import hdf5_errors, import_h5py, is_file, read_dataset
+from ananet.io.npz import read_some
 
 ARRAYS = ("points", "keypoints", "descriptors", "scores", "sizes", "angles", "image_size")
 

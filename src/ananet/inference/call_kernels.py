@@ -7,12 +7,12 @@
 import triton
 import triton.language as tl
 
-from ananet.networks.input import LARGEST_COORDINATE
+from ananet.networks.input import MAX_COORDINATE
 
-LARGEST: tl.constexpr = tl.constexpr(LARGEST_COORDINATE)
+LIMIT: tl.constexpr = tl.constexpr(MAX_COORDINATE)
 # The largest number below 1, and the largest of all, in single precision.
 BELOW_ONE: tl.constexpr = tl.constexpr(1 - 2.0**-24)
-LARGEST_FLOAT: tl.constexpr = tl.constexpr(3.4028234663852886e38)
+MAX_FLOAT: tl.constexpr = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def _point(points, single, n, inside, fx, skew, cx, fy, cy, VIEW):
     x, y = x.to(tl.float32), y.to(tl.float32)
     least = tl.load(VIEW)
     seen = (u >= least) & (v >= least) & (u <= tl.load(VIEW + 1)) & (v <= tl.load(VIEW + 2))
-    seen = seen & (tl.abs(x) <= LARGEST) & (tl.abs(y) <= LARGEST)
+    seen = seen & (tl.abs(x) <= LIMIT) & (tl.abs(y) <= LIMIT)
     return x, y, seen, (tl.abs(u) < float("inf")) & (tl.abs(v) < float("inf"))
 
 
@@ -135,7 +135,7 @@ def decide(LOGITS, START, PLACE, ANSWERS, SCORES, MASK, N, unseen, decision, BLO
     logits = tl.load(LOGITS + pair * N + place, mask=seen, other=0.0)
     logits = tl.where(seen, logits, unseen)
     logits = tl.where(logits == logits, logits, decision)
-    logits = tl.minimum(tl.maximum(logits, -LARGEST_FLOAT), LARGEST_FLOAT)
+    logits = tl.minimum(tl.maximum(logits, -MAX_FLOAT), MAX_FLOAT)
     tl.store(ANSWERS + start + n, logits, mask=inside)
     tl.store(SCORES + start + n, tl.minimum(tl.sigmoid(logits), BELOW_ONE), mask=inside)
     tl.store(MASK + start + n, (logits > decision).to(tl.uint8), mask=inside)

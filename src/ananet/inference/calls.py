@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.cameras import FOCAL_GUESS, camera_matrix
-from ananet.conflicts import APART, doubt_at
-from ananet.correspondences import Correspondences
-from ananet.inference.ananet.fused import LARGEST_GRAPH, SMALLEST_BUCKET, FusedANANet, bucket, record
-from ananet.networks.input import LARGEST_MARGIN, side_channels, side_input
+from ananet.core.cameras import FOCAL_GUESS, camera_matrix
+from ananet.core.conflicts import APART, doubt_at
+from ananet.core.correspondences import Correspondences
+from ananet.inference.ananet.fused import MAX_GRAPH, MIN_BUCKET, FusedANANet, bucket, record
+from ananet.networks.input import MAX_MARGIN, side_channels, side_input
 
 # Matches of a batch that the network gets at once, padding included: enough to fill a GPU, little enough to fit.
 MATCHES_AT_ONCE = 65_536
@@ -35,8 +35,13 @@ GRAPHS_KEPT = 128
 # are in single precision. After that come the limits of every side number.
 CAMERA_NUMBERS, ADDRESSES = 30, slice(24, 28)
 # What values side input has where it is known: finite, and so on.
-_LARGEST = float(np.finfo(np.float64).max)
-SIDE_LIMITS = {"ratio": (0.0, 1.0), "mutual": (0.0, 1.0), "size": (5e-324, _LARGEST), "angle": (-_LARGEST, _LARGEST)}
+_MAX_FLOAT64 = float(np.finfo(np.float64).max)
+SIDE_LIMITS = {
+    "ratio": (0.0, 1.0),
+    "mutual": (0.0, 1.0),
+    "size": (5e-324, _MAX_FLOAT64),
+    "angle": (-_MAX_FLOAT64, _MAX_FLOAT64),
+}
 # Matches that a program of either kernel takes at a time.
 GATHER_BLOCK, DECIDE_BLOCK = 1024, 256
 
@@ -177,7 +182,7 @@ class DeviceCalls:
         engine: the network.
         decision: the logit above which a match is kept.
         unseen: the logit of a match out of view.
-        conflict_odds: see `ananet.conflicts`.
+        conflict_odds: see `ananet.core.conflicts`.
     """
 
     tell: ClassVar[Callable[[str], object] | None] = None
@@ -248,7 +253,7 @@ class DeviceCalls:
         """Whether there is something that no kernel looks at."""
         return (
             (pair.ratio is not None and "ratio" not in self.side)
-            or (pair.sizes0 is not None and "size" not in self.side)
+            or (pair.keypoint_sizes0 is not None and "size" not in self.side)
             or (pair.angles0 is not None and "angle" not in self.side)
         )
 
@@ -315,7 +320,7 @@ class DeviceCalls:
             # The next call will overwrite them.
             found = Found(*(values[: start[-1]].copy() for values in host.found)) if any(on_host) else host.found
             flags = host.found.flags[: len(pairs)].tolist()
-            if shape.capacity <= LARGEST_GRAPH:  # the others take much memory, and little of their time to get it
+            if shape.capacity <= MAX_GRAPH:  # the others take much memory, and little of their time to get it
                 self._slots[_next_power_of_2(shape.numbers)].append(slot)
             for pair, flag in zip(sent, flags, strict=True):  # which have to live until now
                 if flag and not pair.values_are_checked:
@@ -331,11 +336,11 @@ class DeviceCalls:
 
     def _memory(self, shape: Shape) -> Memory:
         """What kernels read and write: the same for all graphs, since one runs at a time."""
-        if shape.capacity > LARGEST_GRAPH:
+        if shape.capacity > MAX_GRAPH:
             return shape.cut(*self._allocated(shape), on_host=False)
         if self._buffers is None:
             # Many small pairs have the most cameras.
-            most = Shape(LARGEST_GRAPH // SMALLEST_BUCKET, SMALLEST_BUCKET, self.channels, alone=False)
+            most = Shape(MAX_GRAPH // MIN_BUCKET, MIN_BUCKET, self.channels, alone=False)
             self._buffers = self._allocated(most)
         memory = self._cut.get(shape)
         if memory is None:
@@ -350,7 +355,7 @@ class DeviceCalls:
 
     def _run(self, shape: Shape, memory: Memory) -> None:
         """Launch all kernels on what has come in, at once where they were recorded."""
-        if self.pool is None or shape.capacity > LARGEST_GRAPH:
+        if self.pool is None or shape.capacity > MAX_GRAPH:
             return self._launch(shape, memory)
         replay = self.graphs.pop(shape, None)
         if replay is None:
@@ -363,7 +368,7 @@ class DeviceCalls:
         return replay()
 
     def _launch(self, shape: Shape, memory: Memory) -> None:
-        from ananet.fused_conflicts import lower_conflicting
+        from ananet.core.fused_conflicts import lower_conflicting
         from ananet.inference import call_kernels
 
         cameras, addresses, start, _, side_numbers = memory.packed
@@ -403,7 +408,7 @@ def padded_length(length: int) -> int:
     >>> [padded_length(n) for n in (1, 500, 2000, 2049, 70_000)]
     [128, 512, 2048, 4096, 81920]
     """
-    return max(SMALLEST_BUCKET, _next_power_of_2(length)) if length <= MATCHES_AT_ONCE else bucket(length)
+    return max(MIN_BUCKET, _next_power_of_2(length)) if length <= MATCHES_AT_ONCE else bucket(length)
 
 
 def _next_power_of_2(number: int) -> int:
@@ -423,7 +428,7 @@ def _readable(pair: Correspondences, device: torch.device) -> Correspondences:
         values.device == device and values.dtype == dtype and values.is_contiguous() for values in given.values()
     ):
         return pair
-    return pair.to(device).changed(
+    return pair.to(device).replace(
         **{name: values.to(device, torch.float64).contiguous() for name, values in given.items()}
     )
 
@@ -459,7 +464,7 @@ def _pack(packed: Packed, device: Packed, pairs: Sequence[Correspondences], side
             at[:2] = pair.K0.data_ptr(), pair.K1.data_ptr()
             single_cameras = pair.K0.dtype == torch.float32
         addresses[number] = at
-        row[18:24] = (*_view(pair.size0), *_view(pair.size1))
+        row[18:24] = (*_view(pair.image_size0), *_view(pair.image_size1))
         row[28:30] = single_points, single_cameras
         for column, (name, values) in enumerate(_side_numbers(pair, side)):
             limits = CAMERA_NUMBERS + 2 * column
@@ -475,7 +480,7 @@ def _view(size: tuple[float, float] | None) -> tuple[float, float, float]:
     """The least coordinate, and the largest x and y, of pixels that may be seen; see `networks.input.within_view`."""
     if size is None:
         return -math.inf, math.inf, math.inf
-    margin = LARGEST_MARGIN * max(size)
+    margin = MAX_MARGIN * max(size)
     return -margin, size[0] + margin, size[1] + margin
 
 

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.correspondences import Correspondences
+from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.features.matching import nearest_neighbours
-from ananet.files import atomic_path, check_file, check_output, hdf5_errors, import_h5py, read_dataset
 from ananet.integrations import neighbours
+from ananet.io.files import atomic_path, check_file, check_output, hdf5_errors, import_h5py, read_dataset
 from ananet.pruners import Pruned, Pruner, load
 
 MATCHER = "ananet"
@@ -32,7 +32,7 @@ MATCHER = "ananet"
 # Pairs that go through a pruner together: enough to fill a GPU, few enough to be held in memory.
 PAIRS_AT_ONCE = 32
 # hloc stores indices in 16 bits with a sign: those above come back negative, and those above 65534 come back wrong.
-LARGEST_SIGNED, LARGEST_UNSIGNED = 2**15 - 1, 2**16 - 2
+MAX_SIGNED, MAX_UNSIGNED = 2**15 - 1, 2**16 - 2
 # From here on neighbouring numbers of half precision are a pixel apart.
 COARSE_IN_HALF = 1024
 
@@ -183,8 +183,8 @@ class Images:
         return Correspondences(
             first["keypoints"][matched],
             second["keypoints"][partners],
-            size0=first["image_size"],
-            size1=second["image_size"],
+            image_size0=first["image_size"],
+            image_size1=second["image_size"],
             ratio=ratio,
             mutual=mutual,
             indices=np.stack([matched, partners], axis=1),
@@ -227,10 +227,10 @@ def _whole_indices(matches0: np.ndarray, count: int, group: str) -> np.ndarray:
     if matches0.dtype.kind not in "iu":
         raise InputError(f"{group}: matches0: expected whole numbers, got {matches0.dtype}")
     indices = matches0.astype(np.int64)
-    if matches0.dtype.itemsize == 2 and count > LARGEST_SIGNED + 1:
-        if count > LARGEST_UNSIGNED + 1:
+    if matches0.dtype.itemsize == 2 and count > MAX_SIGNED + 1:
+        if count > MAX_UNSIGNED + 1:
             raise InputError(f"{group}: {count} keypoints do not fit the 16 bits of matches0; match again, with fewer")
-        warnings.warn(f"{group}: indices above {LARGEST_SIGNED} overflowed 16 bits and were repaired", stacklevel=2)
+        warnings.warn(f"{group}: indices above {MAX_SIGNED} overflowed 16 bits and were repaired", stacklevel=2)
         return np.where(indices < -1, indices + 2**16, indices)
     if (indices < -1).any():
         raise InputError(f"{group}: matches0: expected indices or -1, got {indices.min()}")
@@ -341,19 +341,19 @@ def match_pair(data: Mapping[str, Any], pruner: Pruner) -> dict[str, Tensor]:
     scores = torch.zeros(len(points0), device=points0.device)
     if len(points0) and len(points1):
         found = neighbours.nearest_neighbours(data["descriptors0"][0].mT, data["descriptors1"][0].mT)
-        size0, size1 = ((image.shape[-1], image.shape[-2]) for image in (data["image0"], data["image1"]))
+        image_size0, image_size1 = ((image.shape[-1], image.shape[-2]) for image in (data["image0"], data["image1"]))
         answer = pruner(
             Correspondences(
                 points0[:, :2],
                 points1[found.index, :2],
-                size0=size0,
-                size1=size1,
+                image_size0=image_size0,
+                image_size1=image_size1,
                 ratio=found.ratio,
                 mutual=found.mutual,
             )
         )
         partners = torch.where(answer.mask, found.index, partners)
         scores = torch.where(answer.mask, answer.scores, scores)
-    if len(points1) > LARGEST_SIGNED + 1:
+    if len(points1) > MAX_SIGNED + 1:
         warnings.warn(f"{len(points1)} keypoints: hloc stores indices in 16 bits; use at most 32768", stacklevel=2)
     return {"matches0": partners[None], "matching_scores0": scores[None]}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ananet.correspondences import Correspondences
+from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.integrations.neighbours import nearest_neighbours
 from ananet.pruners import Pruner, load
@@ -69,12 +69,12 @@ class PrunedMatcher(nn.Module):
         matches = Correspondences(
             frames1[:, :, 2],
             frames2[:, :, 2],
-            size0=_size(lafs1, hw1),
-            size1=_size(lafs2, hw2),
+            image_size0=_size(lafs1, hw1),
+            image_size1=_size(lafs2, hw2),
             ratio=found.ratio,
             mutual=found.mutual,
-            sizes0=sizes[0],
-            sizes1=sizes[1],
+            keypoint_sizes0=sizes[0],
+            keypoint_sizes1=sizes[1],
             angles0=angles[0],
             angles1=angles[1],
             indices=indices,

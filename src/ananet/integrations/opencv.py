@@ -9,7 +9,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from ananet.correspondences import Array, Correspondences, Size
+from ananet.core.correspondences import Array, Correspondences, Size
 from ananet.errors import InputError
 from ananet.pruners import Pruner, load
 
@@ -21,8 +21,8 @@ def prune(
     keypoints0: Sequence[cv2.KeyPoint],
     keypoints1: Sequence[cv2.KeyPoint],
     matches: Sequence[Any],
-    size0: Size | None = None,
-    size1: Size | None = None,
+    image_size0: Size | None = None,
+    image_size1: Size | None = None,
     *,
     K0: Array | None = None,
     K1: Array | None = None,
@@ -35,7 +35,7 @@ def prune(
         keypoints0, keypoints1: of both images; sizes and angles are used where all matched keypoints have them.
         matches: what `match` or `knnMatch(..., k=2)` of an OpenCV matcher gives. The latter also gives
             ratios of distances, and so a better answer.
-        size0, size1: (width, height) of both images; used where there are no camera matrices.
+        image_size0, image_size1: (width, height) of both images; used where there are no camera matrices.
         K0, K1: [3 x 3] camera matrices.
         back: the same matcher's matches from the second image to the first, which give the mutual flags.
         pruner: a name that `ananet.load` takes, or a pruner; None for the best one.
@@ -46,19 +46,19 @@ def prune(
     _check_indices(indices, len(keypoints0), len(keypoints1))
     first = [keypoints0[i] for i in indices[:, 0]]
     second = [keypoints1[i] for i in indices[:, 1]]
-    sizes0, sizes1 = _both(_sizes(first), _sizes(second))
+    keypoint_sizes0, keypoint_sizes1 = _both(_sizes(first), _sizes(second))
     angles0, angles1 = _both(_angles(first), _angles(second))
     correspondences = Correspondences(
         _points(first),
         _points(second),
         K0=K0,
         K1=K1,
-        size0=size0,
-        size1=size1,
+        image_size0=image_size0,
+        image_size1=image_size1,
         ratio=_ratio(chosen),
         mutual=None if back is None else _mutual(indices, back),
-        sizes0=sizes0,
-        sizes1=sizes1,
+        keypoint_sizes0=keypoint_sizes0,
+        keypoint_sizes1=keypoint_sizes1,
         angles0=angles0,
         angles1=angles1,
     )

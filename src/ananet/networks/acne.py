@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ananet.checks import check_whole_number
+from ananet._util.checks import check_whole_number
 from ananet.errors import InputError
 from ananet.networks.base import Network, NetworkSettings, Supervision, rescale_linear, zero_at_padding
 from ananet.networks.cne import start_small

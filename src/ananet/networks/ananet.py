@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from ananet._util.checks import check_whole_number
+from ananet._util.defaults import INLIER_DISTANCE
 from ananet.attention import Form, second_order_attention
 from ananet.attention.reference import CONTEXT, attention_map
-from ananet.checks import check_whole_number
-from ananet.defaults import INLIER_DISTANCE
 from ananet.errors import InputError
 from ananet.networks.base import BlockView, Network, NetworkSettings, rescale_linear, zero_at_padding
 from ananet.networks.consensus import distance_to_consensus

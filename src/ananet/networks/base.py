@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ananet.checks import Settings
+from ananet._util.checks import Settings
+from ananet._util.names import Registry
 from ananet.errors import InputError
-from ananet.names import Registry
 from ananet.networks.input import SIDE_INPUT, side_channels
 
 DEFAULT = "ananet"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ananet import geometry
+from ananet.core import geometry
 
 # Distances in normalised coordinates at which a match begins to count less, one for each reweighting: from some five
 # pixels of a photo down to one.
@@ -14,7 +14,7 @@ SCALES = (5e-3, 2e-3, 1e-3)
 # count.
 SHARPNESS = 8
 # Believed little is still believed: without any, no belief at all would leave no equations.
-LEAST_WEIGHT = 1e-9
+MIN_WEIGHT = 1e-9
 
 
 @torch.no_grad()
@@ -29,9 +29,9 @@ def distance_to_consensus(matches: Tensor, belief: Tensor) -> Tensor:
         belief: [B x N] in [0, 1]; 0 at padding.
     """
     belief = belief.double()
-    prior = belief**SHARPNESS + LEAST_WEIGHT * (belief > 0)
+    prior = belief**SHARPNESS + MIN_WEIGHT * (belief > 0)
     points0, points1 = matches[..., :2].double(), matches[..., 2:4].double()
-    weights = prior / prior.sum(-1, keepdim=True).clamp_min(LEAST_WEIGHT)
+    weights = prior / prior.sum(-1, keepdim=True).clamp_min(MIN_WEIGHT)
     # One normalisation serves all solutions: it is there for the sake of numbers, not of weights.
     p0, T0 = geometry.hartley_normalize(points0, weights)
     p1, T1 = geometry.hartley_normalize(points1, weights)

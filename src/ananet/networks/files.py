@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ananet.errors import InputError
-from ananet.files import save_tensors
+from ananet.io.files import save_tensors
 from ananet.networks.base import Network, NetworkSettings, make_network
 
 

@@ -31,11 +31,11 @@ CUTS = (1e-3, 0.5)
 # Above every eigenvalue of a normalised Laplacian.
 ROUGHER_THAN_ALL = 4.0
 # Squared length of directions that rounding alone has made.
-LEAST_DIRECTION = 1e-11
+MIN_DIRECTION = 1e-11
 # Matches of a pair up to which a GPU holds whole matrices.
-MOST_DENSE = 4096
+MAX_DENSE = 4096
 # Lengths of the waves that iterations start from, in focal lengths.
-LONGEST_WAVE, SHORTEST_WAVE = 4.0, 0.1
+MAX_WAVE, MIN_WAVE = 4.0, 0.1
 
 
 class Neighbours(NamedTuple):
@@ -136,7 +136,7 @@ def laplacian_basis(
         degree = _spread(near, torch.ones_like(matches[..., :1]), weights)
         largest = 2 * degree.amax(1, keepdim=True).clamp_min(1)
         # One large product is one kernel; a sparse one is many small ones, and a GPU spends its time between them.
-        dense = _adjacency(near, weights) if matches.is_cuda and matches.shape[1] <= MOST_DENSE else None
+        dense = _adjacency(near, weights) if matches.is_cuda and matches.shape[1] <= MAX_DENSE else None
 
         def laplacian(fields: Tensor) -> Tensor:
             return degree * fields - (_spread(near, fields, weights) if dense is None else dense @ fields)
@@ -170,7 +170,7 @@ def _frequencies(count: int, device: torch.device, dtype: torch.dtype) -> tuple[
     """[4 x count] waves over matches in many directions, from long to short, and their phases [count]."""
     draw = torch.Generator().manual_seed(0)
     directions = torch.nn.functional.normalize(torch.randn(4, count, generator=draw), dim=0)
-    lengths = LONGEST_WAVE * (SHORTEST_WAVE / LONGEST_WAVE) ** torch.linspace(0, 1, count)
+    lengths = MAX_WAVE * (MIN_WAVE / MAX_WAVE) ** torch.linspace(0, 1, count)
     phases = 2 * math.pi * torch.rand(count, generator=draw)
     return (2 * math.pi / lengths * directions).to(device, dtype), phases.to(device, dtype)
 
@@ -200,7 +200,7 @@ def _orthogonal(block: Tensor) -> Tensor:
     # Squares of condition numbers: in double precision.
     exact = block.double()
     unit = torch.eye(block.shape[-1], dtype=exact.dtype, device=block.device)
-    lower, _ = torch.linalg.cholesky_ex(exact.mT @ exact + LEAST_DIRECTION * unit)
+    lower, _ = torch.linalg.cholesky_ex(exact.mT @ exact + MIN_DIRECTION * unit)
     return torch.linalg.solve_triangular(lower.mT, exact, upper=True, left=False).to(block.dtype)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ananet.correspondences import Correspondences
+from ananet.core.correspondences import Correspondences
 
 # Channels that each kind of side input takes. A kind that is not known is 0 in all of them.
 SIDE_INPUT = {"ratio": 1, "mutual": 1, "size": 2, "angle": 2}
@@ -15,8 +15,8 @@ SIDE_INPUT = {"ratio": 1, "mutual": 1, "size": 2, "angle": 2}
 USUAL_LOG_SIZE = -7.0
 # What lies farther out than this is no place of the scene: 63 degrees from the optical axis, or half the longest side
 # beyond the border of the image. Undistorted corners of wide lenses lie within.
-LARGEST_COORDINATE = 2.0
-LARGEST_MARGIN = 0.5
+MAX_COORDINATE = 2.0
+MAX_MARGIN = 0.5
 
 
 def side_channels(side: Sequence[str]) -> int:
@@ -43,10 +43,10 @@ def within_view(matches: Correspondences, points: Tensor) -> Tensor:
     Args:
         points: [N x 4] normalised.
     """
-    inside = (points.abs() <= LARGEST_COORDINATE).all(dim=1)
-    for pixels, size in ((matches.points0, matches.size0), (matches.points1, matches.size1)):
+    inside = (points.abs() <= MAX_COORDINATE).all(dim=1)
+    for pixels, size in ((matches.points0, matches.image_size0), (matches.points1, matches.image_size1)):
         if size is not None:
-            margin = LARGEST_MARGIN * max(size)
+            margin = MAX_MARGIN * max(size)
             inside &= ((pixels >= -margin) & (pixels <= pixels.new_tensor(size) + margin)).all(dim=1)
     return inside
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ananet.checks import check_positive, check_share, check_whole_number
+from ananet._util.checks import check_positive, check_share, check_whole_number
 from ananet.errors import InputError
 from ananet.networks.base import Network, NetworkSettings, rescale_linear, zero_at_padding
 from ananet.networks.context import OrderAware, PointCN, Pool, PreActivated, Unpool

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ananet import geometry
-from ananet.checks import check_whole_number
+from ananet._util.checks import check_whole_number
+from ananet.core import geometry
 from ananet.networks.base import Network, NetworkSettings, inlier_weights, rescale_linear, zero_at_padding
 from ananet.networks.context import OrderAware, PointCN, Pool, Unpool
 
 # Squared epipolar distances beyond are the same to the second stage. The authors' are not limited, but near an epipole
 # they have no limit, and one such match would outweigh the context of all others.
-LARGEST_RESIDUAL = 10.0
+MAX_RESIDUAL = 10.0
 
 
 @dataclass(frozen=True)
@@ -110,4 +110,4 @@ def _verdict(matches: Tensor, logits: Tensor, mask: Tensor | None) -> Tensor:
         enough = (weights > 0).sum(1, keepdim=True) > 8
         E = geometry.weighted_eight_point(points0, points1, torch.where(enough, weights, real.to(weights.dtype)))
         residual = geometry.symmetric_epipolar_distance_squared(points0, points1, E)
-        return torch.stack([residual.clamp(max=LARGEST_RESIDUAL), weights], dim=-1)
+        return torch.stack([residual.clamp(max=MAX_RESIDUAL), weights], dim=-1)

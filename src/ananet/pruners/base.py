@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.correspondences import Array, Correspondences
-from ananet.devices import stay_on_one_thread_if_forked
+from ananet._util.devices import stay_on_one_thread_if_forked
+from ananet.core.correspondences import Array, Correspondences
 from ananet.errors import InputError
 
 Item = TypeVar("Item")
 
 # What lies farther from the median than this many pixels is no place of an image.
-LARGEST_DISTANCE = 1e6
+MAX_DISTANCE = 1e6
 # On a GPU `stream` batches pairs up to so many matches or so many pairs.
 STREAMED_MATCHES, STREAMED_PAIRS = 262_144, 1024
 # What `warm_up` prepares for unless told otherwise: the usual number of keypoints.
 USUAL_MATCHES = (2048,)
 # Classical pruners express how clearly a match passed or failed as a logit within these limits.
-LARGEST_LOGIT = 10.0
+MAX_LOGIT = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,8 @@ class Pruner(ABC):
 
         Args:
             points0, points1: [N x 2] pixel coordinates, or one `Correspondences` in their place.
-            given: K0 and K1, or size0 and size1; optionally ratio, mutual and scores. See `Correspondences`.
+            given: K0 and K1, or image_size0 and image_size1; optionally ratio, mutual, ... See
+                `Correspondences`.
         """
         stay_on_one_thread_if_forked()
         return self.start([as_correspondences(points0, points1, given)], alone=True)()[0]
@@ -217,10 +218,10 @@ def logits_of_possible(matches: Correspondences, logits: Callable[[Correspondenc
     """
     possible = torch.ones(len(matches), dtype=torch.bool, device=matches.points0.device)
     for points in (matches.points0, matches.points1):
-        possible &= ((points - points.median(dim=0).values).abs() <= LARGEST_DISTANCE).all(dim=1)
+        possible &= ((points - points.median(dim=0).values).abs() <= MAX_DISTANCE).all(dim=1)
     if possible.all():
         return logits(matches)
-    answer = torch.full(possible.shape, -LARGEST_LOGIT, dtype=torch.float64, device=possible.device)
+    answer = torch.full(possible.shape, -MAX_LOGIT, dtype=torch.float64, device=possible.device)
     if possible.any():
         answer[possible] = logits(matches[possible]).to(answer)
     return answer
@@ -230,4 +231,4 @@ def margin(limit: Tensor | float, value: Tensor) -> Tensor:
     """log(limit / value) within the limits for logits: positive where a cost stays below its limit."""
     tiny = torch.finfo(value.dtype).tiny
     ratio = torch.as_tensor(limit).clamp_min(tiny) / value.clamp_min(tiny)
-    return ratio.log().clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
+    return ratio.log().clamp(-MAX_LOGIT, MAX_LOGIT)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ananet.correspondences import Correspondences
+from ananet.core.correspondences import Correspondences
 from ananet.inference import Progress
 from ananet.pruners.base import USUAL_MATCHES, Pruned, Pruner, answer, check_pairs
 

@@ -24,13 +24,13 @@ import math
 import torch
 from torch import Tensor
 
-from ananet.checks import check_positive, check_probability, check_whole_number
-from ananet.correspondences import Correspondences
-from ananet.pruners.base import LARGEST_LOGIT, Pruner, logits_of_possible, margin
+from ananet._util.checks import check_positive, check_probability, check_whole_number
+from ananet.core.correspondences import Correspondences
+from ananet.pruners.base import MAX_LOGIT, Pruner, logits_of_possible, margin
 from ananet.pruners.lmf import in_focal_lengths
 
 # Least seeds at one place that make a likelihood, whatever the density of all.
-FEWEST_COMPANIONS = 4.0
+MIN_COMPANIONS = 4.0
 # The price is this share of the seeds that chance would put at one place, were all of them scattered: most are not.
 SHARE_OF_CHANCE = 0.5
 # Beyond these residuals costs grow linearly: of a likelihood, and of a motion in focal lengths.
@@ -93,7 +93,7 @@ class CODE(Pruner):
         chance = margin(1.0, (1 - likely) / (1 - self.likelihood))
         if int(trusted.sum()) <= places.shape[1]:
             # Too few to tell a motion by.
-            return torch.minimum(chance, chance.new_tensor(-LARGEST_LOGIT))
+            return torch.minimum(chance, chance.new_tensor(-MAX_LOGIT))
 
         # An affine motion, which costs nothing, and what departs from it.
         flat = torch.cat([everywhere, torch.ones_like(points[:, :1]), points[:, :2]], dim=1)
@@ -119,7 +119,7 @@ def _price(points: Tensor, seeds: int) -> Tensor:
     covered = points.quantile(0.95, dim=0) - points.quantile(0.05, dim=0)
     of_gaussian = math.sqrt(2 * math.pi)
     by_chance = seeds * (of_gaussian / covered.clamp_min(of_gaussian)).prod()
-    return (SHARE_OF_CHANCE * by_chance).clamp_min(FEWEST_COMPANIONS)
+    return (SHARE_OF_CHANCE * by_chance).clamp_min(MIN_COMPANIONS)
 
 
 def _gaussians(places: Tensor, centres: Tensor) -> Tensor:

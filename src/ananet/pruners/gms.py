@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.checks import check_positive
-from ananet.correspondences import Correspondences
-from ananet.pruners.base import LARGEST_LOGIT, Pruner, logits_of_possible
+from ananet._util.checks import check_positive
+from ananet.core.correspondences import Correspondences
+from ananet.pruners.base import MAX_LOGIT, Pruner, logits_of_possible
 
 CELLS = 20
 # Without image sizes, points this many times the extent of most of them away do not stretch the grid.
-FARTHEST = 5.0
+MAX_REACH = 5.0
 SCALES = (1.0, 1 / 2, 1 / np.sqrt(2), np.sqrt(2), 2.0)
 SHIFTS = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (0.5, 0.5))
 # The eight neighbours of a cell, clockwise from the top left, and the cell itself last.
@@ -49,8 +49,8 @@ class GMS(Pruner):
 
     def _logits(self, matches: Correspondences) -> Tensor:
         points0, points1 = matches.numpy_points()
-        unit0 = _to_unit_square(points0, matches.size0)
-        unit1 = _to_unit_square(points1, matches.size1)
+        unit0 = _to_unit_square(points0, matches.image_size0)
+        unit1 = _to_unit_square(points1, matches.image_size1)
         best = np.full(len(points0), 0.0)
         most_kept = -1
         for scale in self.scales:
@@ -59,8 +59,8 @@ class GMS(Pruner):
                 if kept > most_kept:
                     best, most_kept = support, kept
         # A vote stands at `support >= 1`; the smallest step above keeps it on the positive side of 0.
-        logits = np.log(np.maximum(best, np.exp(-LARGEST_LOGIT))) + np.where(best >= 1, 1e-6, 0.0)
-        return torch.from_numpy(np.minimum(logits, LARGEST_LOGIT))
+        logits = np.log(np.maximum(best, np.exp(-MAX_LOGIT))) + np.where(best >= 1, 1e-6, 0.0)
+        return torch.from_numpy(np.minimum(logits, MAX_LOGIT))
 
     def _support(self, unit0: np.ndarray, unit1: np.ndarray, cells1: int) -> np.ndarray:
         """[rotations x N] support of each match over what it needs; 0 where its cell voted otherwise."""
@@ -99,7 +99,7 @@ def _extent(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Smallest and largest coordinates, but for a few far from all others, which would leave these a single cell."""
     low = np.percentile(points, 10, axis=0, method="higher")
     high = np.percentile(points, 90, axis=0, method="lower")
-    reach = FARTHEST * np.maximum(high - low, 0) + 1
+    reach = MAX_REACH * np.maximum(high - low, 0) + 1
     near = ((points >= low - reach) & (points <= high + reach)).all(axis=1)
     usual = points[near] if near.any() else points
     return usual.min(axis=0), usual.max(axis=0)

@@ -10,22 +10,22 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ananet.checks import check_probability, is_number
-from ananet.conflicts import doubt_conflicting
-from ananet.correspondences import Correspondences
-from ananet.devices import choose_device, plain_calls
+from ananet._util.checks import check_probability, is_number
+from ananet._util.devices import choose_device, plain_calls
+from ananet.core.conflicts import penalize_conflicts
+from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.inference import Progress, engine_for
 from ananet.inference.ananet.fused import FusedANANet
 from ananet.inference.calls import MATCHES_AT_ONCE, DeviceCalls
 from ananet.networks import Network, load_network
 from ananet.networks.input import network_input, within_view
-from ananet.pruners.base import LARGEST_LOGIT, STREAMED_MATCHES, USUAL_MATCHES, Pruned, Pruner, answer, check_pairs
+from ananet.pruners.base import MAX_LOGIT, STREAMED_MATCHES, USUAL_MATCHES, Pruned, Pruner, answer, check_pairs
 
 # The probability above which F1 is highest, and the odds that poses gain by most, both on scenes kept out of training.
 THRESHOLD, CONFLICT_ODDS = 0.4, 30.0
 # On a CPU pairs gain by company only while they are small: masks of padding take twice the time of the network alone.
-MOST_IN_COMPANY_ON_CPU = 250
+MAX_BATCHED_ON_CPU = 250
 # Matches that `stream` prunes at once on a CPU: few pairs, so that progress bars move.
 STREAMED_ON_CPU = 8192
 
@@ -82,7 +82,7 @@ class LearnedPruner(Pruner):
     @property
     def _wrong(self) -> float:
         """The logit of matches out of view."""
-        return min(-LARGEST_LOGIT, self.decision)
+        return min(-MAX_LOGIT, self.decision)
 
     @classmethod
     def from_file(
@@ -143,7 +143,7 @@ class LearnedPruner(Pruner):
         # Where there is nothing to score, cameras or sizes may be missing too.
         empty = {number: pair for number, pair in enumerate(pairs) if len(pair) == 0}
         answers = {number: answer(pair, pair.points0[:, 0], self) for number, pair in empty.items()}
-        most = MOST_IN_COMPANY_ON_CPU if self.device.type == "cpu" else MATCHES_AT_ONCE
+        most = MAX_BATCHED_ON_CPU if self.device.type == "cpu" else MATCHES_AT_ONCE
         groups = list(groups_of_similar_size([len(pair) for pair in pairs], MATCHES_AT_ONCE, most))
         for number, group in enumerate(groups):
             found = self._logits([pairs[i] for i in group], self._progress_of_group(number, len(groups)))
@@ -176,11 +176,11 @@ class LearnedPruner(Pruner):
         """[N] logits of each [N x channels] input."""
         if len(inputs) == 1:
             alone = inputs[0][None]
-            return list(doubt_conflicting(self.engine(alone, None, progress), alone, self.conflict_odds))
+            return list(penalize_conflicts(self.engine(alone, None, progress), alone, self.conflict_odds))
         lengths = torch.tensor([len(x) for x in inputs], device=self.device)
         padded = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
         mask = torch.arange(padded.shape[1], device=self.device) < lengths[:, None]
-        logits = doubt_conflicting(self.engine(padded, lengths, progress), padded, self.conflict_odds, mask)
+        logits = penalize_conflicts(self.engine(padded, lengths, progress), padded, self.conflict_odds, mask)
         return [row[: len(x)] for row, x in zip(logits, inputs, strict=True)]
 
 

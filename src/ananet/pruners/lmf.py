@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ananet.cameras import FOCAL_GUESS
-from ananet.checks import check_positive, check_share, check_whole_number
-from ananet.correspondences import Correspondences
+from ananet._util.checks import check_positive, check_share, check_whole_number
+from ananet.core.cameras import FOCAL_GUESS
+from ananet.core.correspondences import Correspondences
 from ananet.networks.graphs import laplacian_basis, nearest_matches
 from ananet.pruners.base import Pruner, logits_of_possible, margin
 
@@ -64,7 +64,7 @@ class LMF(Pruner):
 
 def in_focal_lengths(matches: Correspondences) -> Tensor:
     """[N x 4] points in double precision: calibrated, or scaled by the image size or, without one, by their extent."""
-    if matches.calibrated or (matches.size0 is not None and matches.size1 is not None):
+    if matches.calibrated or (matches.image_size0 is not None and matches.image_size1 is not None):
         return matches.normalized().double()
     scaled = []
     for points in (matches.points0.double(), matches.points1.double()):

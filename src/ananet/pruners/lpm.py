@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.correspondences import Correspondences
+from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.pruners.base import Pruner, logits_of_possible, margin
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from ananet.inference.calls import DeviceCalls
+from ananet.pruners.auto import Auto
 from ananet.pruners.base import Pruner
-from ananet.pruners.best import Best
 from ananet.pruners.chain import Chain
 from ananet.pruners.learned import LearnedPruner
 
@@ -64,6 +64,6 @@ def _networks(pruner: Pruner) -> list[LearnedPruner]:
     """All networks that a pruner may run."""
     if isinstance(pruner, Chain):
         return [network for part in pruner.pruners for network in _networks(part)]
-    if isinstance(pruner, Best):
+    if isinstance(pruner, Auto):
         return pruner.networks
     return [pruner] if isinstance(pruner, LearnedPruner) else []

@@ -5,11 +5,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ananet import geometry
-from ananet.correspondences import Correspondences
-from ananet.defaults import THRESHOLD_PIXELS
+from ananet._util.defaults import THRESHOLD_PIXELS
+from ananet.core import geometry
+from ananet.core.correspondences import Correspondences
 from ananet.estimators import load_estimator
-from ananet.pruners.base import LARGEST_LOGIT, Pruner, logits_of_possible, margin
+from ananet.pruners.base import MAX_LOGIT, Pruner, logits_of_possible, margin
 
 
 class RobustPruner(Pruner):
@@ -30,7 +30,7 @@ class RobustPruner(Pruner):
     def _logits(self, matches: Correspondences) -> Tensor:
         F = self._fundamental(matches)
         if F is None:
-            return torch.full((len(matches),), -LARGEST_LOGIT)
+            return torch.full((len(matches),), -MAX_LOGIT)
         points0, points1 = matches.points0.double().cpu(), matches.points1.double().cpu()
         return margin(self.estimator.threshold, geometry.sampson_distance(points0, points1, F))
 

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from ananet.checks import is_number
-from ananet.correspondences import Correspondences
-from ananet.defaults import DISTINCTIVE_RATIO
+from ananet._util.checks import is_number
+from ananet._util.defaults import DISTINCTIVE_RATIO
+from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.pruners.base import LARGEST_LOGIT, Pruner
+from ananet.pruners.base import MAX_LOGIT, Pruner
 
 
 class KeepAll(Pruner):
@@ -16,7 +16,7 @@ class KeepAll(Pruner):
     name = "all"
 
     def logits(self, matches: Correspondences) -> Tensor:
-        return torch.full_like(matches.points0[:, 0], LARGEST_LOGIT)
+        return torch.full_like(matches.points0[:, 0], MAX_LOGIT)
 
 
 class Mutual(Pruner):
@@ -27,7 +27,7 @@ class Mutual(Pruner):
     def logits(self, matches: Correspondences) -> Tensor:
         if matches.mutual is None:
             raise InputError(f"mutual: the pruner {self.name!r} needs the mutual flag of every match, got none")
-        return torch.where(matches.mutual, LARGEST_LOGIT, -LARGEST_LOGIT)
+        return torch.where(matches.mutual, MAX_LOGIT, -MAX_LOGIT)
 
 
 class Ratio(Pruner):
@@ -49,5 +49,5 @@ class Ratio(Pruner):
         # Log-odds of the ratio, shifted to be 0 at the threshold.
         tiny = torch.finfo(matches.ratio.dtype).tiny
         odds = (1 - matches.ratio).clamp_min(tiny) / matches.ratio.clamp_min(tiny)
-        logits = (odds * self.threshold / (1 - self.threshold)).log().clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
-        return logits if matches.mutual is None else logits.where(matches.mutual, -LARGEST_LOGIT)
+        logits = (odds * self.threshold / (1 - self.threshold)).log().clamp(-MAX_LOGIT, MAX_LOGIT)
+        return logits if matches.mutual is None else logits.where(matches.mutual, -MAX_LOGIT)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ananet._util.defaults import INLIER_DISTANCE
+from ananet.core.metrics import average_precision, pose_auc, precision_recall_f1
 from ananet.datasets.base import LabelledPair
-from ananet.defaults import INLIER_DISTANCE
 from ananet.estimators import load_estimator
-from ananet.metrics import average_precision, pose_auc, precision_recall_f1
 from ananet.networks import Network
 from ananet.pruners.base import Pruned
 from ananet.pruners.learned import LearnedPruner

@@ -14,9 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ananet.checks import is_number
+from ananet._util.checks import is_number
 from ananet.errors import InputError
-from ananet.files import save_tensors
+from ananet.io.files import save_tensors
 
 
 def save_checkpoint(

@@ -8,11 +8,11 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
+from ananet._util.seeds import generator
 from ananet.datasets.base import Batch
 from ananet.datasets.batches import BatchSettings, PairBatches
 from ananet.datasets.sources import StoredPairs
 from ananet.datasets.synthetic import SyntheticSettings, synthesize
-from ananet.seeds import generator
 from ananet.training.settings import TrainSettings
 
 PROBLEMS_AT_ONCE = 512

@@ -25,16 +25,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ananet import __version__
+from ananet._util.devices import choose_device
+from ananet._util.seeds import generator
 from ananet.datasets.base import Batch, LabelledPair
 from ananet.datasets.sources import StoredPairs, open_stored_pairs
-from ananet.devices import choose_device
 from ananet.errors import InputError
 from ananet.estimators import load_estimator
-from ananet.files import only_process, remove_temporaries
+from ananet.io.files import only_process, remove_temporaries
 from ananet.networks import Network, Supervision, load_network, make_network, save_network
 from ananet.networks.input import SIDE_INPUT, side_input
 from ananet.pruners.learned import LearnedPruner
-from ananet.seeds import generator
 from ananet.training.calibration import fit_scores, labels, pose_scores, predict, score
 from ananet.training.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from ananet.training.data import BatchSource, known_side_input

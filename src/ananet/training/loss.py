@@ -4,15 +4,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ananet import geometry
+from ananet.core import geometry
 from ananet.datasets.base import Batch
 
 # OANet clamps the geometric loss here: beyond, a solution is simply wrong and its slope says nothing.
-LARGEST_GEOMETRIC = 0.1
+MAX_GEOMETRIC = 0.1
 # Virtual matches are made of a grid over both images, in focal lengths, as OANet does it.
 GRID_STEPS, GRID_LIMIT = 20, 1.0
 # Newton steps that bring them onto a geometry, and the squared distance that the few may have that do not get there.
-GRID_CORRECTIONS, LARGEST_ERROR = 6, 1e-8
+GRID_CORRECTIONS, MAX_ERROR = 6, 1e-8
 
 
 def class_loss(logits: Tensor, inlier: Tensor, mask: Tensor, balance: float = 1.0) -> Tensor:
@@ -43,7 +43,7 @@ def geometric_loss(weights: Tensor, matches: Tensor, inlier: Tensor, mask: Tenso
     """
     E, enough = _solution(weights, matches, mask)
     points0, points1 = matches[..., :2].float(), matches[..., 2:].float()
-    distance = geometry.symmetric_epipolar_distance_squared(points0, points1, E).clamp(max=LARGEST_GEOMETRIC)
+    distance = geometry.symmetric_epipolar_distance_squared(points0, points1, E).clamp(max=MAX_GEOMETRIC)
     true = inlier & mask & enough
     return ((distance * true).sum(1) / true.sum(1).clamp_min(1)).mean()
 
@@ -59,8 +59,8 @@ def virtual_loss(weights: Tensor, matches: Tensor, E: Tensor, mask: Tensor) -> T
     """
     found, enough = _solution(weights, matches, mask)
     points0, points1 = virtual_matches(E)
-    true = geometry.symmetric_epipolar_distance_squared(points0, points1, E) < LARGEST_ERROR
-    distance = geometry.symmetric_epipolar_distance_squared(points0, points1, found).clamp(max=LARGEST_GEOMETRIC)
+    true = geometry.symmetric_epipolar_distance_squared(points0, points1, E) < MAX_ERROR
+    distance = geometry.symmetric_epipolar_distance_squared(points0, points1, found).clamp(max=MAX_GEOMETRIC)
     return (((distance * true).sum(1) / true.sum(1).clamp_min(1)) * enough[:, 0]).mean()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ananet.errors import MissingExtraError
-from ananet.files import atomic_path
+from ananet.io.files import atomic_path
 
 
 class Progress:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from ananet.checks import Settings, check_positive, check_share, check_whole_number
+from ananet._util.checks import Settings, check_positive, check_share, check_whole_number
+from ananet._util.defaults import INLIER_DISTANCE
 from ananet.datasets.batches import BatchSettings
-from ananet.defaults import INLIER_DISTANCE
 from ananet.errors import InputError
 from ananet.networks import ANANetSettings, NetworkSettings
 from ananet.training.muon import OPTIMIZERS
@@ -111,6 +111,6 @@ class TrainSettings(Settings):
             raise InputError(f"settings: {path} is not TOML ({error})") from None
         return cls.from_dict(values)
 
-    def changed(self, **values: Any) -> Self:
+    def replace(self, **values: Any) -> Self:
         """The same settings with some changed; None leaves one as it is."""
         return replace(self, **{name: value for name, value in values.items() if value is not None})

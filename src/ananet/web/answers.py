@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ananet import geometry
-from ananet.conflicts import doubt_conflicting
+from ananet.core import geometry
+from ananet.core.conflicts import penalize_conflicts
 from ananet.estimators import estimate_fundamental
-from ananet.motions import group_motions
-from ananet.pipeline import PhotoMatches
 from ananet.pruners import Pruned
+from ananet.twoview.matcher import PhotoMatches
+from ananet.twoview.motions import group_motions
 from ananet.web.uploads import Cameras, Photo
 
 # Digits behind the point: a ten-thousandth of a pixel, and a millionth of a score.
@@ -46,7 +46,7 @@ def matched_answer(
     ]
     sizes = [
         None if part is None else part.numpy() / photo.scaling[0, 0]
-        for part, photo in zip((matches.sizes0, matches.sizes1), photos, strict=True)
+        for part, photo in zip((matches.keypoint_sizes0, matches.keypoint_sizes1), photos, strict=True)
     ]
     motions = group_motions(matches, kept) if with_motions and overlap.found else None
     assert matches.ratio is not None and matches.mutual is not None and matches.indices is not None
@@ -65,8 +65,8 @@ def matched_answer(
         "scores": _rounded(kept.scores, SCORE_DIGITS),
         "ratio": _rounded(matches.ratio.numpy(), SCORE_DIGITS),
         "mutual": matches.mutual.tolist(),
-        "sizes0": _rounded(sizes[0], PIXEL_DIGITS),
-        "sizes1": _rounded(sizes[1], PIXEL_DIGITS),
+        "keypoint_sizes0": _rounded(sizes[0], PIXEL_DIGITS),
+        "keypoint_sizes1": _rounded(sizes[1], PIXEL_DIGITS),
         "indices": matches.indices.tolist(),
         "conflicting": conflicting(found).tolist(),
         "overlap": {
@@ -102,7 +102,7 @@ def conflicting(found: PhotoMatches) -> np.ndarray:
     """[N] bool: matches that share a point with a better one and lie apart from it in the other photo."""
     logits = torch.as_tensor(found.kept.logits)[None]
     # Whose logit would be lowered; those of the best never are.
-    lowered = doubt_conflicting(logits, found.matches.normalized().float()[None], math.e)
+    lowered = penalize_conflicts(logits, found.matches.normalized().float()[None], math.e)
     return (lowered < logits)[0].numpy()
 
 

@@ -20,13 +20,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from ananet import __version__
-from ananet.defaults import DETECTOR, PRUNER
+from ananet._util.defaults import DETECTOR, PRUNER
 from ananet.errors import InputError
 from ananet.features import DETECTORS, Detector, load_detector
-from ananet.pipeline import match_photos
 from ananet.pruners import Pruner, list_pruners, load
+from ananet.twoview.matcher import match_photos
 from ananet.web import answers, uploads
-from ananet.web.batching import LONGEST_WAIT, MOST_PAIRS, Batcher, SharedPruner
+from ananet.web.batching import MAX_PAIRS, MAX_WAIT, Batcher, SharedPruner
 from ananet.web.counters import Counters
 from ananet.web.limits import Guard, Limits, RefusedError, unless_gone
 from ananet.web.openapi import FIELDS, FORM, JSON, MATCH, MATCHED, NPZ, PRUNE, PRUNED, describe
@@ -43,7 +43,7 @@ PLAIN_DETECTORS = (DETECTOR, "orb")
 # Of one text field of a form.
 FIELD_BYTES = 4096
 # An error may repeat what the client sent.
-LONGEST_ERROR = 1000
+MAX_ERROR = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +123,8 @@ def create_app(
     limits: Limits | None = None,
     token: str | None = None,
     origins: Sequence[str] = (),
-    longest_wait: float = LONGEST_WAIT,
-    most_pairs: int = MOST_PAIRS,
+    longest_wait: float = MAX_WAIT,
+    most_pairs: int = MAX_PAIRS,
     examples: Mapping[str, Example] | None = None,
 ) -> FastAPI:
     """The page and the API as an ASGI application.
@@ -173,11 +173,11 @@ def create_app(
 
     @app.exception_handler(InputError)
     async def wrong_input(request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": str(error)[:LONGEST_ERROR]}, 400)
+        return JSONResponse({"error": str(error)[:MAX_ERROR]}, 400)
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        return JSONResponse({"error": str(error.detail)[:LONGEST_ERROR]}, error.status_code)
+        return JSONResponse({"error": str(error.detail)[:MAX_ERROR]}, error.status_code)
 
     @app.post("/v1/prune", summary="Prune matches", openapi_extra=PRUNE, responses=PRUNED)
     async def prune(request: Request) -> Response:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ananet.checks import check_positive, check_whole_number
-from ananet.correspondences import Correspondences
+from ananet._util.checks import check_positive, check_whole_number
+from ananet.core.correspondences import Correspondences
 from ananet.pruners import Pruned, Pruner
 
 # How long a pair waits for company, in seconds, and how much company it may get.
-LONGEST_WAIT, MOST_PAIRS, MOST_MATCHES = 0.005, 16, 16 * 2048
+MAX_WAIT, MAX_PAIRS, MAX_MATCHES = 0.005, 16, 16 * 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Batcher:
     """
 
     def __init__(
-        self, longest_wait: float = LONGEST_WAIT, most_pairs: int = MOST_PAIRS, most_matches: int = MOST_MATCHES
+        self, longest_wait: float = MAX_WAIT, most_pairs: int = MAX_PAIRS, most_matches: int = MAX_MATCHES
     ) -> None:
         self.longest_wait = check_positive("longest_wait", longest_wait, " of seconds")
         self.most_pairs = check_whole_number("most_pairs", most_pairs, 1)

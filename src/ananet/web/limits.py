@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ananet.checks import Settings, check_positive, check_whole_number
+from ananet._util.checks import Settings, check_positive, check_whole_number
 from ananet.web.counters import Counters
 
 Answer = TypeVar("Answer")

@@ -13,12 +13,12 @@ from typing import Any
 import cv2
 import numpy as np
 
-from ananet.cameras import camera_matrix, centred_camera
-from ananet.checks import check_positive
-from ananet.correspondences import Correspondences
+from ananet._util.checks import check_positive
+from ananet.core.cameras import camera_matrix, centred_camera
+from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.images import exif_focal, reduce, scan_jpeg
-from ananet.stored_matches import OPTIONAL, REQUIRED, entries_of, read_array
+from ananet.io.images import exif_focal, reduce, scan_jpeg
+from ananet.io.npz import OPTIONAL, REQUIRED, entries_of, read_array
 from ananet.web.limits import Limits
 
 # What errors call an .npz file that has no name.
@@ -26,9 +26,9 @@ NPZ = Path("npz")
 # Numbers of 8 bytes that a match has at most, with room for headers.
 NUMBERS_OF_A_MATCH, HEADERS_BYTES = 16, 65_536
 # A directory of hundreds of thousands of entries takes seconds to read.
-MOST_ENTRIES = 64
+MAX_ENTRIES = 64
 # Of a focal length or a principal point: no camera has more, and single precision takes it.
-MOST_PIXELS = 1e9
+MAX_PIXELS = 1e9
 
 
 def matches_from_json(data: bytes, limits: Limits) -> tuple[Correspondences, str | None]:
@@ -71,8 +71,8 @@ def matches_from_npz(data: bytes, limits: Limits) -> tuple[Correspondences, None
     if data.startswith(b"\x93NUMPY"):
         raise InputError(f"{NPZ}: expected an .npz file, got a single array")
     try:
-        if data.count(b"PK\x01\x02") > MOST_ENTRIES:
-            raise InputError(f"{NPZ}: expected at most {MOST_ENTRIES} arrays, got more")
+        if data.count(b"PK\x01\x02") > MAX_ENTRIES:
+            raise InputError(f"{NPZ}: expected at most {MAX_ENTRIES} arrays, got more")
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = entries_of(NPZ, archive, REQUIRED)
             most = 8 * NUMBERS_OF_A_MATCH * limits.matches + HEADERS_BYTES
@@ -204,7 +204,7 @@ def _numbers(name: str, text: str, count: int, expected: str) -> list[float]:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if len(found) != count or not all(abs(value) < MOST_PIXELS for value in found):
+    if len(found) != count or not all(abs(value) < MAX_PIXELS for value in found):
         raise InputError(f"{name}: expected {expected}, got {_shown(text)!r}")
     return found
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ananet.cameras import CAMERA_MODELS
+from ananet.core.cameras import CAMERA_MODELS
 from ananet.datasets.base import PosedScene
 from ananet.datasets.formats.colmap import PosedScenes, read_colmap, read_posed_scene
 from ananet.errors import InputError
-from tests.test_cameras import PARAMETERS
+from tests.core.test_cameras import PARAMETERS
 
 QUATERNION = np.array([0.8, -0.2, 0.4, 0.4])
 

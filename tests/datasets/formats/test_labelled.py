@@ -10,7 +10,13 @@ POINTS = np.arange(10.0).reshape(5, 2)
 
 def write(folder, **changed) -> None:
     folder.mkdir(parents=True)
-    arrays = {"points0": POINTS, "points1": POINTS + 1, "size0": (40, 30), "size1": (40, 30), "motion": [0, 1, 2, 0, 1]}
+    arrays = {
+        "points0": POINTS,
+        "points1": POINTS + 1,
+        "image_size0": (40, 30),
+        "image_size1": (40, 30),
+        "motion": [0, 1, 2, 0, 1],
+    }
     np.savez(folder / "matches.npz", **{name: value for name, value in (arrays | changed).items() if value is not None})
 
 
@@ -23,7 +29,7 @@ def test_pairs_with_their_labels(tmp_path):
     pair = source[0]
     assert pair.inlier.tolist() == [False, True, True, False, True]
     assert (pair.distance, pair.R, pair.scene) == (None, None, "set")
-    assert pair.matches.size0 == (40, 30) and pair.matches.points1.tolist() == (POINTS + 1).tolist()
+    assert pair.matches.image_size0 == (40, 30) and pair.matches.points1.tolist() == (POINTS + 1).tolist()
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ananet import geometry
-from ananet.correspondences import Correspondences
+from ananet.core import geometry
+from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.formats.oanet import (
     GROUPS,

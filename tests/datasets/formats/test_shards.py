@@ -84,11 +84,11 @@ def test_a_pair_alone_is_what_the_table_holds(folder):
         torch.testing.assert_close(pair.matches.ratio, table.ratio[rows].float() / 255)
         assert torch.equal(pair.matches.indices, torch.stack([torch.arange(count), index], dim=1))
         if number == 4:
-            assert pair.matches.sizes0 is None and pair.matches.angles1 is None
+            assert pair.matches.keypoint_sizes0 is None and pair.matches.angles1 is None
         else:
-            assert torch.equal(pair.matches.sizes0, table.sizes[first : first + count].float())
+            assert torch.equal(pair.matches.keypoint_sizes0, table.sizes[first : first + count].float())
             assert torch.equal(pair.matches.angles1, table.angles[second + index].float())
-        assert pair.matches.size1 == (640, 480) and pair.matches.K0[1, 1] == 510
+        assert pair.matches.image_size1 == (640, 480) and pair.matches.K0[1, 1] == 510
 
 
 def test_pairs_know_their_names_and_photos(folder):
@@ -235,7 +235,7 @@ def test_columns_that_contradict_each_other_are_told_when_a_shard_is_opened(fold
         ({"pair_translation": torch.zeros(2, 3)}, "no pose|length 1, got 0"),
         ({"pair_rotation": torch.full((2, 3, 3), float("nan"))}, "no pose|NaN"),
         ({"image_camera": torch.zeros(2, 4)}, "pair 0: K0: expected positive|positive focal lengths"),
-        ({"image_size": torch.zeros(2, 2)}, "pair 0: size0: expected|positive image_size"),
+        ({"image_size": torch.zeros(2, 2)}, "pair 0: image_size0: expected|positive image_size"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

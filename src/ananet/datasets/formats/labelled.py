@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ananet.correspondences import Correspondences
+from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.sources import StoredPairs
 from ananet.errors import InputError
-from ananet.stored_matches import read_arrays
+from ananet.io.npz import read_arrays
 
 FILE = "matches.npz"
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ananet.correspondences import Correspondences
+from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.sources import StoredPairs
 from ananet.errors import InputError
-from ananet.files import read_lines
-from ananet.images import read_image
+from ananet.io.files import read_lines
+from ananet.io.images import read_image
 
 # A match is right when both of its keypoints lie this near, in pixels, to those of one true match.
 LABEL_RADIUS = 1.0
@@ -79,7 +79,7 @@ def read_case(folder: str | Path) -> LabelledPair:
 
     points0, points1 = keypoints0[index[:, 0]], keypoints1[index[:, 1]]
     sizes = [read_image(photo).shape[1::-1] for photo in photos]
-    matches = Correspondences(points0, points1, size0=sizes[0], size1=sizes[1])
+    matches = Correspondences(points0, points1, image_size0=sizes[0], image_size1=sizes[1])
     inlier = torch.from_numpy(_near_truth(points0, points1, truth))
     return LabelledPair(folder.name, matches, inlier, scene="multi", paths=(photos[0], photos[1]))
 

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.cameras import camera_matrix, project
-from ananet.correspondences import Correspondences
+from ananet._util.defaults import INLIER_DISTANCE
+from ananet.core.cameras import camera_matrix, project
+from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair, PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import PosedPhotos, StoredPairs
-from ananet.defaults import INLIER_DISTANCE
 from ananet.errors import InputError
-from ananet.files import atomic_path, check_file, import_h5py, read_lines
+from ananet.io.files import atomic_path, check_file, import_h5py, read_lines
 
 GROUPS = ("xs", "ys", "Rs", "ts", "ratios", "mutuals", "cx1s", "cy1s", "cx2s", "cy2s", "f1s", "f2s")
 
@@ -40,9 +40,9 @@ SUN3D_TEST_SCENES = (
     *(f"te-mit{number}" for number in range(1, 6)),
 )
 # Pairs of a raw scene count if more than so many 3D points are seen in both images.
-FEWEST_COMMON_POINTS = 50
+MIN_COMMON_POINTS = 50
 # Of one pair, or of one camera: more than any image has keypoints.
-MOST_NUMBERS = 2**24
+MAX_NUMBERS = 2**24
 # OANet's own seed: the same pairs are drawn from a scene as its authors drew.
 PAIR_SEED = 1234
 
@@ -168,8 +168,8 @@ def _numbers(path: Path, file: Any, name: str) -> np.ndarray:
         if not isinstance(data, import_h5py().Dataset):
             raise InputError(f"{path}: expected a dataset {name}, there is none")
         # A few bytes of a file may claim any size.
-        if data.size is None or data.size > MOST_NUMBERS:
-            raise InputError(f"{path}, {name}: expected at most {MOST_NUMBERS} numbers, got shape {data.shape}")
+        if data.size is None or data.size > MAX_NUMBERS:
+            raise InputError(f"{path}, {name}: expected at most {MAX_NUMBERS} numbers, got shape {data.shape}")
         return np.asarray(data, np.float64).reshape(-1)
 
 
@@ -244,7 +244,7 @@ def read_raw_scene(folder: str | Path, most_pairs: int | None = None) -> PosedSc
     for name, counts in zip(visible, common, strict=True):
         if len(counts) != len(names):
             raise InputError(f"{folder / name}: expected {len(names)} numbers, got {len(counts)}")
-    pairs = [(i, j) for i, j in product(range(len(names)), repeat=2) if i != j and common[i][j] > FEWEST_COMMON_POINTS]
+    pairs = [(i, j) for i, j in product(range(len(names)), repeat=2) if i != j and common[i][j] > MIN_COMMON_POINTS]
     order = np.random.RandomState(PAIR_SEED).permutation(len(pairs))[:most_pairs]
     chosen = [(names[pairs[k][0]], names[pairs[k][1]]) for k in order]
     listed = [PosedPair(images[a], images[b], f"{a}-{b}") for a, b in chosen]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ananet.cameras import parse_camera
+from ananet.core.cameras import parse_camera
 from ananet.datasets.base import PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import PosedPhotos
 from ananet.errors import InputError
-from ananet.files import read_lines
+from ananet.io.files import read_lines
 
 
 class PairList(PosedPhotos):

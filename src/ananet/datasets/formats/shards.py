@@ -18,19 +18,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ananet.cameras import camera_matrices
-from ananet.correspondences import Correspondences
+from ananet.core.cameras import camera_matrices
+from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.sources import StoredPairs, digest
 from ananet.datasets.tables import RATIO_STEPS, PairTable, check_counts, check_starts, join
 from ananet.errors import InputError
-from ananet.files import read_json, save_tensors, write_json
+from ananet.io.files import read_json, save_tensors, write_json
 
 FORMAT = "ananet-pairs"
 VERSION = 2
 INDEX = "index.json"
 # Keypoint indices are stored in 16 bits.
-MOST_KEYPOINTS = 2**16
+KEYPOINT_LIMIT = 2**16
 # How a shard stores each column of a `PairTable`: kind of number, and the shape of one entry.
 LAYOUT: dict[str, tuple[str, tuple[int, ...]]] = {
     "points": ("F32", (2,)), "sizes": ("F16", ()), "angles": ("F16", ()),
@@ -177,8 +177,8 @@ class Shard:
                 raise InputError(f"{self.path}: pair {number} has no pose: R {R.tolist()}, t {t.tolist()}")
         # What one of the two images does not know of its keypoints is not known of the matches.
         known = {
-            f"{name}{n}": values[name].float()
-            for name in ("sizes", "angles")
+            f"{argument}{n}": values[name].float()
+            for name, argument in (("sizes", "keypoint_sizes"), ("angles", "angles"))
             if first[name].isfinite().all() and second[name].isfinite().all()
             for n, values in enumerate((first, second))
         }
@@ -189,8 +189,8 @@ class Shard:
                 second["points"],
                 K0=K0,
                 K1=K1,
-                size0=sizes[0],
-                size1=sizes[1],
+                image_size0=sizes[0],
+                image_size1=sizes[1],
                 ratio=ratio,
                 mutual=bits[start % 8 : start % 8 + count],
                 indices=torch.stack([torch.arange(count), index.long()], dim=1),
@@ -198,7 +198,7 @@ class Shard:
             )
         except InputError as error:
             raise InputError(f"{self.path}: pair {number}: {error}") from None
-        return matches.changed(given_as_numpy=True), R, t, (images[0], images[1])
+        return matches.replace(given_as_numpy=True), R, t, (images[0], images[1])
 
 
 def pack(table: PairTable) -> dict[str, Tensor]:

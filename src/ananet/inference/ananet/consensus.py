@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ananet import geometry
+from ananet.core import geometry
 from ananet.networks import consensus
 
-LEAST_WEIGHT: tl.constexpr = tl.constexpr(consensus.LEAST_WEIGHT)
+MIN_WEIGHT: tl.constexpr = tl.constexpr(consensus.MIN_WEIGHT)
 SQUARINGS: tl.constexpr = tl.constexpr(geometry.SQUARINGS)
 # So many squarings leave a trace of 1 well within double precision.
 UNSCALED_SQUARINGS: tl.constexpr = tl.constexpr(2)
@@ -23,7 +23,7 @@ assert geometry.SQUARINGS % 2 == 0 and consensus.SHARPNESS == 8
 BLOCK = 32
 # Matches of a part, and most parts of a pair: every program reads the sums of all.
 PART = 128
-MOST_PARTS = 32
+MAX_PARTS = 32
 
 
 def find_distances(matches: Tensor, logits: Tensor, lengths: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def find_distances(matches: Tensor, logits: Tensor, lengths: Tensor) -> Tensor:
         lengths: [B] how many matches of each pair are real, the first ones.
     """
     batch, length, channels = matches.shape
-    parts = min(-(-length // PART), MOST_PARTS)
+    parts = min(-(-length // PART), MAX_PARTS)
     moments = matches.new_empty(batch, parts, 8, dtype=torch.float64)
     equations = matches.new_empty(len(consensus.SCALES) + 1, batch, parts, 256, dtype=torch.float64)
     distances = torch.empty_like(logits)
@@ -82,7 +82,7 @@ def _prior(LOGITS, pair, start, length, N, BLOCK: tl.constexpr):
     belief = tl.sigmoid(tl.load(LOGITS + pair * N + n, mask=inside, other=0.0)).to(tl.float64)
     squared = belief * belief
     fourth = squared * squared
-    return tl.where(inside, fourth * fourth + LEAST_WEIGHT, 0.0)
+    return tl.where(inside, fourth * fourth + MIN_WEIGHT, 0.0)
 
 
 @triton.jit
@@ -124,7 +124,7 @@ def _sum_of_parts(MOMENTS, pair, k, PARTS: tl.constexpr):
 @triton.jit
 def _normalisation(MOMENTS, pair, PARTS: tl.constexpr):
     """Hartley's, by weights: centre and scale in both images."""
-    total = tl.maximum(_sum_of_parts(MOMENTS, pair, 0, PARTS), LEAST_WEIGHT)
+    total = tl.maximum(_sum_of_parts(MOMENTS, pair, 0, PARTS), MIN_WEIGHT)
     cx0, cy0 = _sum_of_parts(MOMENTS, pair, 1, PARTS) / total, _sum_of_parts(MOMENTS, pair, 2, PARTS) / total
     cx1, cy1 = _sum_of_parts(MOMENTS, pair, 3, PARTS) / total, _sum_of_parts(MOMENTS, pair, 4, PARTS) / total
     q0, q1 = _sum_of_parts(MOMENTS, pair, 5, PARTS) / total, _sum_of_parts(MOMENTS, pair, 6, PARTS) / total

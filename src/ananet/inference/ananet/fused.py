@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ananet.attention import MOMENTS
+from ananet._util.defaults import INLIER_DISTANCE
 from ananet.attention.cubic import column_energy
-from ananet.defaults import INLIER_DISTANCE
+from ananet.attention.second_order import MOMENTS
 from ananet.inference import Progress
 from ananet.inference.ananet.folded import FoldedANANet, FoldedBlock, Linear
 from ananet.networks.ananet import ANANetSettings
@@ -23,9 +23,9 @@ Result = TypeVar("Result")
 # Sizes of batch whose CUDA graph is kept; the least recently used goes first.
 GRAPHS_KEPT = 32
 # Above this many matches in a batch, launching kernels costs nothing beside running them.
-LARGEST_GRAPH = 131_072
+MAX_GRAPH = 131_072
 # Padded N is a multiple of this, and so of the number of matches a pointwise program takes.
-SMALLEST_BUCKET = 128
+MIN_BUCKET = 128
 # All threads record on one stream of torch's.
 _recording = threading.Lock()
 
@@ -96,7 +96,7 @@ class FusedANANet:
             return matches.new_zeros(batch, length, dtype=torch.float32)
         size = (batch, bucket(length))
         with self.lock, torch.cuda.device_of(self.encoder.vectors):
-            if self.pool is None or batch * length > LARGEST_GRAPH:
+            if self.pool is None or batch * length > MAX_GRAPH:
                 padded = torch.empty(*size, channels, device=self.device)
                 given = torch.empty(batch, dtype=torch.int32, device=self.device)
                 return self.run(*_fill(padded, given, matches, lengths))[:, :length]
@@ -109,7 +109,7 @@ class FusedANANet:
             return graph.logits[:, :length].clone()
 
     def run(self, matches: Tensor, lengths: Tensor, filled: int | None = None) -> Tensor:
-        """Launch every kernel once: [B x N x channels] and [B] to [B x N], N a multiple of SMALLEST_BUCKET.
+        """Launch every kernel once: [B x N x channels] and [B] to [B x N], N a multiple of MIN_BUCKET.
 
         Args:
             filled: how many matches kernels are tiled for; None for those that there are. Other tiles round otherwise,
@@ -238,7 +238,7 @@ def bucket(length: int) -> int:
     >>> [bucket(n) for n in (1, 128, 129, 2000, 2049, 8192)]
     [128, 128, 256, 2048, 2560, 8192]
     """
-    step = max(SMALLEST_BUCKET, 2 ** ((length - 1).bit_length() - 3))
+    step = max(MIN_BUCKET, 2 ** ((length - 1).bit_length() - 3))
     return -(-length // step) * step
 
 

@@ -19,7 +19,7 @@ function npz(answer, kept) {
   };
   answer.photos.forEach((photo, i) => { arrays[`size${i}`] = ["<f8", [2], flat([photo.width, photo.height])]; });
   for (const name of ["K0", "K1"]) if (answer.cameras[name]) arrays[name] = ["<f8", [3, 3], flat(answer.cameras[name])];
-  for (const name of ["sizes0", "sizes1"]) if (answer[name]) arrays[name] = ["<f8", [count], flat(answer[name])];
+  for (const name of ["keypoint_sizes0", "keypoint_sizes1"]) if (answer[name]) arrays[name] = ["<f8", [count], flat(answer[name])];
   if (answer.pose) Object.assign(arrays, { R: ["<f8", [3, 3], flat(answer.pose.R)], t: ["<f8", [3], flat(answer.pose.t)] });
   return zip(Object.entries(arrays).map(([name, of]) => [`${name}.npy`, npy(...of)]));
 }

@@ -360,7 +360,7 @@ function nearest(x, y) {
 const place = ([x, y]) => `(${x.toFixed(1)}, ${y.toFixed(1)})`;
 
 function described(n) {
-  const sizes = answer.sizes0 ? `\nsizes ${answer.sizes0[n].toFixed(1)} and ${answer.sizes1[n].toFixed(1)} px` : "";
+  const sizes = answer.keypoint_sizes0 ? `\nsizes ${answer.keypoint_sizes0[n].toFixed(1)} and ${answer.keypoint_sizes1[n].toFixed(1)} px` : "";
   const motion = label(n) >= 0 ? `\nmotion ${label(n) + 1}` : "";
   const conflict = answer.conflicting[n] ? "\na better match shares one of its points" : "";
   return `${kept(n) ? "kept" : "removed"}, score ${answer.scores[n].toFixed(3)}, ratio ${answer.ratio[n].toFixed(2)}\n`

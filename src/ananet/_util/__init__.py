@@ -1,0 +1,1 @@
+"""Private helpers: checks of values, names with options, devices, random streams, tables, shared defaults."""

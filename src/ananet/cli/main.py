@@ -1,0 +1,88 @@
+"""The command line: `ananet COMMAND`. One file per command.
+
+Each command's module has `add_arguments(parser)` and `run(arguments) -> exit code`, and imports heavy libraries
+inside `run` alone, so that help appears at once.
+"""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+from ananet import __version__
+from ananet.errors import InputError, MissingExtraError
+
+COMMANDS = {
+    "match": "match photos, prune the matches, draw them",
+    "prune": "prune matches that are stored in an .npz file",
+    "colmap": "prune the matches of a COLMAP database",
+    "hloc": "prune the matches of hloc",
+    "export": "write a trained network as an ONNX file",
+    "demo": "prune the matches of a photo pair with known geometry, and show the result",
+    "list": "list pruners, detectors, matchers and estimators",
+    "bulk": "prune millions of pairs, on one machine or a cluster",
+    "web": "start a page in the browser, and an HTTP service",
+    "data": "make training pairs from photos",
+    "evaluate": "measure pruners on pairs with known truth",
+    "benchmark": "measure how fast pruners and networks are",
+    "explain": "show what a trained network sees in two photos",
+    "train": "train ANA-Net, or fine-tune it on your own pairs",
+}
+
+# Exit codes: 0 all well, 1 no answer (photos that do not overlap), 2 wrong arguments or unreadable input, 3 a crash,
+# which is ananet's mistake or a machine without memory left, 130 interrupted. A crash is never 1: scripts read that as
+# an answer.
+BAD_INPUT, CRASHED, INTERRUPTED = 2, 3, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="ananet", description="Finds the right keypoint matches between two photos.")
+    parser.add_argument("--version", action="version", version=f"ananet {__version__}")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        import_module(f"ananet.cli.{name}").add_arguments(subparser)
+        _add_debug(subparser)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        # With the usage of the command, not of all of them.
+        commands.choices[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    command = " ".join(filter(None, (arguments.command, getattr(arguments, "action", None))))
+    try:
+        return import_module(f"ananet.cli.{arguments.command}").run(arguments)
+    except BrokenPipeError:
+        # The reader of our output went away, as `| head` does; nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (InputError, MissingExtraError, OSError) as error:
+        if arguments.debug:
+            traceback.print_exc()
+        print(f"ananet {command}: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        advice = "" if arguments.debug else " (run again with --debug for the traceback)"
+        if arguments.debug:
+            traceback.print_exc()
+        print(f"ananet {command}: crashed: {_in_one_line(error)}{advice}", file=sys.stderr)
+        return CRASHED
+
+
+def _add_debug(parser: argparse.ArgumentParser) -> None:
+    """Take --debug after the command too; what was given before it stays where it is not given again."""
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                _add_debug(subparser)
+
+
+def _in_one_line(error: Exception) -> str:
+    """Its type and the first line of what it says; a MemoryError says nothing."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

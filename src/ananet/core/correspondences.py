@@ -1,0 +1,423 @@
+"""The data type that the whole package passes on: putative correspondences between two images.
+
+It is checked once, here, and it owns normalisation, so that nobody normalises twice.
+Pixel coordinates follow OpenCV: the centre of the first pixel is (0, 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ananet.core.cameras import FOCAL_GUESS, calibrate, scale_by_size
+from ananet.errors import InputError
+
+# What the arguments may be: numpy arrays, torch tensors or nested lists.
+Array = np.ndarray | Tensor | Sequence[Any]
+Size = tuple[float, float] | Array
+
+# What there is of every match: a selection of matches selects in each of these.
+PER_MATCH = (
+    "points0",
+    "points1",
+    "ratio",
+    "mutual",
+    "scores",
+    "keypoint_sizes0",
+    "keypoint_sizes1",
+    "angles0",
+    "angles1",
+    "indices",
+)
+_READ_BY_NETWORKS = {
+    "K0",
+    "K1",
+    "image_size0",
+    "image_size1",
+    "ratio",
+    "mutual",
+    "keypoint_sizes0",
+    "keypoint_sizes1",
+    "angles0",
+    "angles1",
+}
+
+
+class Correspondences:
+    """N putative matches between two images.
+
+    Args:
+        points0: [N x 2] pixel coordinates (x, y) in the first image.
+        points1: [N x 2] pixel coordinates of the same matches in the second image.
+        K0, K1: [3 x 3] camera matrices. Given both, the matches are calibrated.
+        image_size0, image_size1: (width, height) of the images in pixels; used where there are no camera matrices.
+        ratio: [N] descriptor distance to the nearest over that to the second nearest neighbour, in [0, 1].
+        mutual: [N] whether the match is nearest in both directions.
+        scores: [N] the matcher's own confidence, higher is better, on any scale.
+        keypoint_sizes0, keypoint_sizes1: [N] diameters of the keypoints in pixels.
+        angles0, angles1: [N] orientations of the keypoints in radians, from the x axis towards the y axis.
+        indices: [N x 2] which keypoint of each image a match joins.
+
+    numpy arrays, torch tensors (on any device) and lists are accepted. Points keep float64 if they have it,
+    everything else becomes float32. Points must be finite; N may be 0.
+
+    >>> size = (64, 48)
+    >>> matches = Correspondences([[10, 20], [30, 40]], [[12, 20], [33, 41]], image_size0=size, image_size1=size)
+    >>> len(matches), matches.calibrated
+    (2, False)
+    >>> matches.normalized()[0]
+    tensor([-0.4911, -0.0893, -0.4464, -0.0893])
+    """
+
+    points0: Tensor
+    points1: Tensor
+    K0: Tensor | None
+    K1: Tensor | None
+    image_size0: tuple[float, float] | None
+    image_size1: tuple[float, float] | None
+    ratio: Tensor | None
+    mutual: Tensor | None
+    scores: Tensor | None
+    keypoint_sizes0: Tensor | None
+    keypoint_sizes1: Tensor | None
+    angles0: Tensor | None
+    angles1: Tensor | None
+    indices: Tensor | None
+    # Answers come back as what the points came as.
+    given_as_numpy: bool
+    values_are_checked: bool
+
+    def __init__(
+        self,
+        points0: Array,
+        points1: Array,
+        *,
+        K0: Array | None = None,
+        K1: Array | None = None,
+        image_size0: Size | None = None,
+        image_size1: Size | None = None,
+        ratio: Array | None = None,
+        mutual: Array | None = None,
+        scores: Array | None = None,
+        keypoint_sizes0: Array | None = None,
+        keypoint_sizes1: Array | None = None,
+        angles0: Array | None = None,
+        angles1: Array | None = None,
+        indices: Array | None = None,
+    ) -> None:
+        given = {
+            "K0": K0,
+            "K1": K1,
+            "image_size0": image_size0,
+            "image_size1": image_size1,
+            "ratio": ratio,
+            "mutual": mutual,
+            "scores": scores,
+            "keypoint_sizes0": keypoint_sizes0,
+            "keypoint_sizes1": keypoint_sizes1,
+            "angles0": angles0,
+            "angles1": angles1,
+            "indices": indices,
+        }
+        self._take(points0, points1, given, copy_points=True)
+        self.check_values()
+
+    @classmethod
+    def unchecked(cls, points0: Array, points1: Array, **given: Any) -> Correspondences:
+        """The same, but nobody has looked at the values yet: on a GPU, that is done by the kernel that reads them.
+
+        Shapes and types are checked. Whoever takes such matches calls `check_values`, or finds out and then calls it.
+        Points may be the caller's own memory: use it for one call, not to keep.
+        """
+        # No network reads these.
+        if not given.keys() <= _READ_BY_NETWORKS:
+            return cls(points0, points1, **given)
+        pair = object.__new__(cls)
+        pair._take(points0, points1, given, copy_points=False)
+        return pair
+
+    def _take(self, points0: Array, points1: Array, given: dict[str, Any], *, copy_points: bool) -> None:
+        """Everything but a look at the values."""
+        self.values_are_checked = False
+        self.given_as_numpy = not isinstance(points0, Tensor)
+        self.points0 = _points("points0", points0, copy_points)
+        self.points1 = _points("points1", points1, copy_points)
+        if len(self.points0) != len(self.points1):
+            raise InputError(
+                f"points0 and points1: expected the same number of rows, "
+                f"got {len(self.points0)} and {len(self.points1)}"
+            )
+        if self.points0.dtype != self.points1.dtype:
+            self.points0, self.points1 = self.points0.double(), self.points1.double()
+        if self.points0.device != self.points1.device:
+            self.points1 = self.points1.to(self.points0.device)
+
+        for first, second in (
+            ("K0", "K1"),
+            ("image_size0", "image_size1"),
+            ("keypoint_sizes0", "keypoint_sizes1"),
+            ("angles0", "angles1"),
+        ):
+            _both_or_neither(first, given.get(first), second, given.get(second))
+        for name in ("K0", "K1"):
+            K = given.get(name)
+            setattr(self, name, None if K is None else _camera(name, K, self.points0))
+        for name in ("image_size0", "image_size1"):
+            size = given.get(name)
+            setattr(self, name, None if size is None else _size(name, size))
+        for name in ("ratio", "scores", "keypoint_sizes0", "keypoint_sizes1", "angles0", "angles1"):
+            setattr(self, name, self._per_match(name, given.get(name)))
+        mutual, indices = given.get("mutual"), given.get("indices")
+        self.mutual = None if mutual is None else self._flags("mutual", mutual)
+        self.indices = None if indices is None else self._keypoints("indices", indices)
+
+    def check_values(self) -> None:
+        """Raises for values that no match has. On a GPU this waits for the device."""
+        for name in ("points0", "points1"):
+            _check_finite(name, getattr(self, name))
+        for name, K in (("K0", self.K0), ("K1", self.K1)):
+            if K is not None:
+                _check_camera(name, K)
+        for name in ("ratio", "scores", "keypoint_sizes0", "keypoint_sizes1", "angles0", "angles1"):
+            if (values := getattr(self, name)) is not None:
+                _check_finite(name, values)
+        if self.ratio is not None and ((self.ratio < 0) | (self.ratio > 1)).any():
+            raise InputError(
+                f"ratio: expected values in [0, 1], got {float(self.ratio.min()):g} to {float(self.ratio.max()):g}"
+            )
+        for name, sizes in (("keypoint_sizes0", self.keypoint_sizes0), ("keypoint_sizes1", self.keypoint_sizes1)):
+            if sizes is not None and (sizes <= 0).any():
+                raise InputError(f"{name}: expected positive numbers of pixels, got {float(sizes.min()):g}")
+        if self.indices is not None and (self.indices < 0).any():
+            raise InputError("indices: expected whole numbers of at least 0, got others")
+        self.values_are_checked = True
+
+    def _per_match(self, name: str, values: Array | None) -> Tensor | None:
+        if values is None:
+            return None
+        tensor = _real(name, _tensor(name, values)).to(self.points0.device, torch.float32)
+        if tensor.shape != (len(self),):
+            raise InputError(f"{name}: expected shape ({len(self)},), got {tuple(tensor.shape)}")
+        return tensor
+
+    def _flags(self, name: str, values: Array) -> Tensor:
+        given = _tensor(name, values)
+        if given.dtype == torch.bool and given.shape == (len(self),):
+            return given.to(self.points0.device)
+        tensor = self._per_match(name, given)
+        assert tensor is not None
+        _check_finite(name, tensor)
+        if ((tensor != 0) & (tensor != 1)).any():
+            raise InputError(f"{name}: expected True/False or 0/1, got other values")
+        return tensor.bool()
+
+    def _keypoints(self, name: str, values: Array) -> Tensor:
+        tensor = _tensor(name, values)
+        if tensor.numel() == 0:
+            tensor = tensor.reshape(0, 2).long()
+        if tensor.shape != (len(self), 2):
+            raise InputError(f"{name}: expected shape ({len(self)}, 2), got {tuple(tensor.shape)}")
+        whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
+        if not whole:
+            raise InputError(f"{name}: expected whole numbers of at least 0, got others")
+        return tensor.to(self.points0.device, torch.int64)
+
+    def __len__(self) -> int:
+        return self.points0.shape[0]  # in a third of the time of len()
+
+    def __repr__(self) -> str:
+        known = ("K0", "image_size0", *(name for name in PER_MATCH[2:] if not name.endswith("1")))
+        given = [name.rstrip("0") for name in known if getattr(self, name) is not None]
+        return f"Correspondences({len(self)} matches" + "".join(f", {name}" for name in given) + ")"
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether there are camera matrices."""
+        return self.K0 is not None
+
+    def normalized(self) -> Tensor:
+        """[N x 4] rows (x0, y0, x1, y1): `K^-1 p` if calibrated, otherwise scaled by the image size."""
+        if self.K0 is not None and self.K1 is not None:
+            return torch.cat([calibrate(self.points0, self.K0), calibrate(self.points1, self.K1)], dim=1)
+        image_size0, image_size1 = self.sizes_for_cameras()
+        return torch.cat(
+            [
+                scale_by_size(points, points.new_tensor(size))
+                for points, size in ((self.points0, image_size0), (self.points1, image_size1))
+            ],
+            dim=1,
+        )
+
+    def sizes_for_cameras(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Sizes of both images, where they have to do for camera matrices."""
+        if self.image_size0 is None or self.image_size1 is None:
+            raise InputError("expected camera matrices (K0, K1) or image sizes (image_size0, image_size1), got neither")
+        return self.image_size0, self.image_size1
+
+    def normalized_sizes(self) -> Tensor | None:
+        """[N x 2] keypoint sizes in the scale of `normalized`, or None where they are not known."""
+        if self.keypoint_sizes0 is None or self.keypoint_sizes1 is None:
+            return None
+        focals: list[Any]
+        if self.K0 is not None and self.K1 is not None:
+            # The mean of two tensors, not of two numbers, which would wait for a device.
+            focals = [(K[0, 0] + K[1, 1]) / 2 for K in (self.K0, self.K1)]
+        else:
+            focals = [FOCAL_GUESS * max(size) for size in self.sizes_for_cameras()]
+        return torch.stack([self.keypoint_sizes0 / focals[0], self.keypoint_sizes1 / focals[1]], dim=1)
+
+    def angles(self) -> Tensor | None:
+        """[N x 2] keypoint orientations in both images, or None where they are not known."""
+        if self.angles0 is None or self.angles1 is None:
+            return None
+        return torch.stack([self.angles0, self.angles1], dim=1)
+
+    def __getitem__(self, which: Array | slice) -> Correspondences:
+        """The matches that a mask, an index array or a slice picks; they were checked, and are not checked again."""
+        chosen = self._chosen(which)
+        return self.replace(**{name: None if (v := getattr(self, name)) is None else v[chosen] for name in PER_MATCH})
+
+    def _chosen(self, which: Array | slice) -> Tensor | slice:
+        """What tensors can be indexed with."""
+        count, device = len(self), self.points0.device
+        if isinstance(which, slice):
+            if which.step is None or which.step > 0:
+                return which
+            return torch.arange(*which.indices(count), device=device)  # tensors know no steps backwards
+        chosen = _tensor("which", which).to(device)
+        if chosen.dim() != 1:
+            raise InputError(f"which: expected a mask, indices or a slice, got shape {tuple(chosen.shape)}")
+        if chosen.dtype == torch.bool:
+            if len(chosen) != count:
+                raise InputError(f"which: expected a mask of {count} matches, got one of {len(chosen)}")
+            return chosen
+        if len(chosen) == 0:
+            return chosen.long()
+        if chosen.dtype.is_floating_point or chosen.dtype.is_complex:
+            raise InputError(f"which: expected a mask, indices or a slice, got numbers of {chosen.dtype}")
+        chosen = chosen.long()
+        if (chosen < -count).any() or (chosen >= count).any():
+            raise InputError(f"which: expected indices below {count}, got {int(chosen.min())} to {int(chosen.max())}")
+        return chosen
+
+    def replace(self, **values: Any) -> Correspondences:
+        """A copy with some attributes replaced. They are not checked: use it for values made from checked ones."""
+        copy = object.__new__(Correspondences)
+        vars(copy).update(vars(self) | values)
+        return copy
+
+    def with_scores(self, scores: Array) -> Correspondences:
+        """The same matches with scores, such as a pruner's, for estimators that sample the best ones first."""
+        values = self._per_match("scores", scores)
+        if values is not None:
+            _check_finite("scores", values)
+        return self.replace(scores=values)
+
+    def to(self, device: str | torch.device) -> Correspondences:
+        """The same matches on another device."""
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return self.replace(**moved)
+
+    def in_double(self) -> Correspondences:
+        """The same matches with points and cameras in double precision."""
+        given = {name: getattr(self, name) for name in ("points0", "points1", "K0", "K1")}
+        return self.replace(**{name: value.double() for name, value in given.items() if value is not None})
+
+    def numpy_points(self) -> tuple[np.ndarray, np.ndarray]:
+        """Both point sets as float64 arrays on the host."""
+        return (
+            self.points0.detach().cpu().numpy().astype(np.float64),
+            self.points1.detach().cpu().numpy().astype(np.float64),
+        )
+
+
+def _tensor(name: str, values: Array, copy: bool = True) -> Tensor:
+    if isinstance(values, Tensor):
+        if values.layout != torch.strided or values.is_quantized or values.device.type == "meta":
+            kind = "meta" if values.device.type == "meta" else "quantised" if values.is_quantized else "sparse"
+            raise InputError(f"{name}: expected a plain tensor, got a {kind} one")
+        return values.detach() if values.requires_grad else values
+    if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
+        raise InputError(f"{name}: expected an array without gaps, got a masked one; leave out the masked matches")
+    try:
+        array = np.asarray(values)
+        # Torch knows neither foreign byte orders nor long doubles, and little of unsigned numbers.
+        if array.dtype.kind == "u" and array.size and array.max() >= 2**63:
+            raise InputError(f"{name}: expected numbers below 2**63, got {array.max()}")
+        common = {"f": np.float64 if array.itemsize > 4 else np.float32, "i": np.int64, "u": np.int64}
+        dtype = np.dtype(common.get(array.dtype.kind, array.dtype))
+        # A copy, so that nobody changes what was checked. Torch warns of memory that it may not write to.
+        if copy or array.dtype != dtype or not (array.flags.c_contiguous and array.flags.writeable):
+            array = np.array(array, dtype, order="C", copy=True)
+        return torch.from_numpy(array)
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}: expected an array of numbers, got {type(values).__name__} ({error})") from None
+
+
+def _real(name: str, tensor: Tensor) -> Tensor:
+    if tensor.dtype.is_complex:
+        raise InputError(f"{name}: expected real numbers, got {tensor.dtype}")
+    return tensor
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    # numpy takes a fifth of torch's time for arrays of this size.
+    finite = np.isfinite(tensor.numpy(force=True)) if tensor.device.type == "cpu" else torch.isfinite(tensor)
+    if finite.all():
+        return
+    rows = (~torch.as_tensor(finite)).reshape(len(tensor), -1).any(dim=1)
+    first = int(rows.nonzero()[0, 0])
+    raise InputError(
+        f"{name}: expected finite numbers, got NaN or infinity in {int(rows.sum())} of "
+        f"{len(tensor)} rows (first: row {first})"
+    )
+
+
+def _points(name: str, values: Array, copy: bool) -> Tensor:
+    tensor = _tensor(name, values, copy)
+    if tensor.numel() == 0 and tensor.dim() <= 2:
+        tensor = tensor.reshape(0, 2)
+    if tensor.dim() != 2 or tensor.shape[1] != 2:
+        raise InputError(f"{name}: expected shape (N, 2), got {tuple(tensor.shape)}")
+    if _real(name, tensor).dtype == torch.bool:
+        raise InputError(f"{name}: expected real numbers, got {tensor.dtype}")
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _camera(name: str, values: Array, like: Tensor) -> Tensor:
+    K = _real(name, _tensor(name, values))
+    if K.shape != (3, 3):
+        raise InputError(f"{name}: expected shape (3, 3), got {tuple(K.shape)}")
+    if K.dtype == like.dtype and K.device == like.device:
+        return K
+    # Without waiting for a GPU to have them: nobody changes the copy that is on its way.
+    return K.to(like.device, like.dtype, non_blocking=K.device.type == "cpu")
+
+
+def _check_camera(name: str, K: Tensor) -> None:
+    _check_finite(name, K)
+    rows = K.tolist()
+    (fx, _, _), (below, fy, _), last = rows
+    if fx <= 0 or fy <= 0:
+        raise InputError(f"{name}: expected positive focal lengths, got fx={fx:g}, fy={fy:g}")
+    if last != [0.0, 0.0, 1.0] or below != 0:
+        raise InputError(f"{name}: expected [[fx, s, cx], [0, fy, cy], [0, 0, 1]], got {rows}")
+
+
+def _size(name: str, values: Size) -> tuple[float, float]:
+    size = _real(name, _tensor(name, values)).double().flatten().tolist()
+    if len(size) != 2 or not all(np.isfinite(size)) or min(size) <= 0:
+        raise InputError(f"{name}: expected (width, height) in pixels, got {values!r}")
+    return size[0], size[1]
+
+
+def _both_or_neither(name0: str, value0: object, name1: str, value1: object) -> None:
+    if (value0 is None) != (value1 is None):
+        missing = name0 if value0 is None else name1
+        raise InputError(f"{name0} and {name1}: expected both or neither, {missing} is missing")

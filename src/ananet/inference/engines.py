@@ -1,0 +1,56 @@
+"""Inference of trained networks: fast engines for networks that have one; others run as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ananet.networks import Network
+
+Progress = Callable[[int, int], object]
+"""Called with how many steps are done, and how many there are."""
+
+
+class Engine(Protocol):
+    """([B x N x channels] matches, [B] lengths or None) to [B x N] logits, 0 at padding.
+
+    A slow engine calls `progress` after each of its steps; a quick one may ignore it.
+    """
+
+    def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor: ...
+
+
+# By name of the network: "module:function" of (network, device) that gives an engine.
+FAST_ENGINES = {"ananet": "ananet.inference.ananet:engine"}
+
+
+def engine_for(network: Network, device: torch.device) -> Engine:
+    """The fastest way to run a trained network on a device."""
+    if network.name not in FAST_ENGINES:
+        return PlainEngine(network, device)
+    module, _, function = FAST_ENGINES[network.name].partition(":")
+    return getattr(import_module(module), function)(network, device)
+
+
+class PlainEngine:
+    """The network as it is."""
+
+    def __init__(self, network: Network, device: torch.device) -> None:
+        self.network = network.eval().to(device)
+
+    @torch.inference_mode()
+    def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor:
+        """Logits of being an inlier, [B x N]; 0 at padding.
+
+        Args:
+            matches: [B x N x channels].
+            lengths: [B] how many matches of each pair are real, the first ones; None if all are.
+            progress: not called, since a network of any kind is one step.
+        """
+        if lengths is None:
+            return self.network(matches, None)
+        return self.network(matches, torch.arange(matches.shape[1], device=matches.device) < lengths[:, None])

@@ -1,0 +1,5 @@
+"""COLMAP databases: matches pruned, made and verified."""
+
+from ananet.integrations.colmap.pruning import Summary, match_database, prune_database, verify_database
+
+__all__ = ["Summary", "match_database", "prune_database", "verify_database"]

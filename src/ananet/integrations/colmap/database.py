@@ -1,0 +1,418 @@
+"""A COLMAP database as SQLite holds it: images, keypoints, matches. COLMAP itself is not needed.
+
+COLMAP puts the centre of the first pixel at (0.5, 0.5); what is read here follows OpenCV, (0, 0). Databases of COLMAP 3
+and 4 are taken: 4 adds tables for rigs and frames and a column for the kind of descriptors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ananet.core.cameras import FOCAL_GUESS as ANANET_FOCAL_GUESS
+from ananet.core.cameras import MODEL_NAMES, Camera, centred_camera, parse_camera, undistort_points
+from ananet.core.correspondences import Correspondences
+from ananet.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+HALF_PIXEL = 0.5
+# A pair's number is this times the number of one image plus that of the other.
+PAIR_BASE = 2147483647
+# Where a photo does not tell its focal length, COLMAP takes this times its longest side.
+COLMAP_FOCAL_GUESS = 1.2
+# Of an image, in pixels; what is not below is damage.
+MAX_SIDE = 10_000_000
+TABLES = ("cameras", "images", "keypoints", "descriptors", "matches", "two_view_geometries")
+# Which pairs were pruned, by whom, and to what. COLMAP does not look at tables that it does not know.
+MARKS = "ananet_pruned"
+# Seconds to wait for another program that writes.
+LOCK_TIMEOUT = 5.0
+# SIFT, also where COLMAP 3 did not say, is stored as bytes; all other kinds are floats.
+UNDEFINED, SIFT = -1, 0
+# Views that stay in memory, whatever the size of the database.
+BYTES_REMEMBERED = 256 * 2**20
+
+
+class Pair(NamedTuple):
+    """Two images by number, as a pair's number orders them: column 0 of its matches belongs to the first."""
+
+    first: int
+    second: int
+
+    @classmethod
+    def of(cls, number: int) -> Pair:
+        """
+        >>> Pair.of(2147483649)
+        Pair(first=1, second=2)
+        """
+        return cls(*divmod(number, PAIR_BASE))
+
+    @property
+    def number(self) -> int:
+        return self.first * PAIR_BASE + self.second
+
+    @property
+    def reversed(self) -> Pair:
+        return Pair(self.second, self.first)
+
+    @property
+    def in_order(self) -> Pair:
+        """As COLMAP writes it, the smaller number first."""
+        return min(self, self.reversed)
+
+
+class StoredMatches(NamedTuple):
+    pair: Pair
+    indices: np.ndarray
+    """[N x 2] uint32 keypoints."""
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """An image as a pruner wants to know it."""
+
+    points: np.ndarray
+    """[N x 2] float32 pixels as a pinhole camera would see them; NaN where the lens model has no such place."""
+    size: tuple[float, float]
+    """(width, height)."""
+    K: np.ndarray | None
+    """[3 x 3]; None where the camera is not known."""
+    sizes: np.ndarray | None
+    """[N] diameters of the keypoints in pixels."""
+    angles: np.ndarray | None
+    """[N] orientations in radians."""
+    descriptors: np.ndarray | None = None
+    """[N x D] float32 of unit length."""
+
+    @property
+    def some_K(self) -> np.ndarray:
+        """The camera matrix, else one that comes to scaling by the image's size."""
+        return self.K if self.K is not None else centred_camera(ANANET_FOCAL_GUESS * max(self.size), self.size)
+
+    @property
+    def bytes(self) -> int:
+        return sum(value.nbytes for f in fields(self) if isinstance(value := getattr(self, f.name), np.ndarray))
+
+
+def join(first: View, second: View, indices: np.ndarray, **known: np.ndarray) -> tuple[Correspondences, np.ndarray]:
+    """Matches that join keypoints of these numbers, [N x 2], and [N] bool which they are of the given ones.
+
+    Left out are those that no pinhole camera would see. `known` of every match are ratio and mutual.
+    """
+    points = [view.points[indices[:, column]] for column, view in enumerate((first, second))]
+    usable = np.isfinite(points[0]).all(axis=1) & np.isfinite(points[1]).all(axis=1)
+    given: dict[str, Any] = {name: values[usable] for name, values in known.items()}
+    if first.K is not None or second.K is not None:
+        given |= {"K0": first.some_K, "K1": second.some_K}
+    for name, argument in (("sizes", "keypoint_sizes"), ("angles", "angles")):
+        values0, values1 = getattr(first, name), getattr(second, name)
+        if values0 is not None and values1 is not None:
+            given |= {f"{argument}0": values0[indices[usable, 0]], f"{argument}1": values1[indices[usable, 1]]}
+    matches = Correspondences(
+        points[0][usable],
+        points[1][usable],
+        image_size0=first.size,
+        image_size1=second.size,
+        indices=indices[usable].astype(np.int64),
+        **given,
+    )
+    return matches, usable
+
+
+class Database:
+    """An open COLMAP database; `open_database` makes it."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, name: str) -> None:
+        self.path, self.connection = path, connection
+        self.name = name
+        """What messages call it."""
+        self._views = _Remembered()
+        self._unknown_cameras: set[int] = set()
+
+    def image_names(self) -> dict[int, str]:
+        return dict(self.connection.execute("SELECT image_id, name FROM images ORDER BY image_id"))
+
+    def images_with_descriptors(self) -> list[int]:
+        rows = self.connection.execute("SELECT image_id FROM descriptors WHERE rows > 0 ORDER BY image_id")
+        return [image for (image,) in rows]
+
+    def count_matched_pairs(self) -> int:
+        return int(self.connection.execute("SELECT count(*) FROM matches WHERE rows > 0").fetchone()[0])
+
+    def matched_pairs(self) -> Iterator[StoredMatches]:
+        """Pairs with matches, one at a time; they may be changed meanwhile."""
+        last = -1
+        while True:
+            row = self.connection.execute(
+                "SELECT pair_id, rows, cols, data FROM matches WHERE pair_id > ? AND rows > 0 ORDER BY pair_id LIMIT 1",
+                (last,),
+            ).fetchone()
+            if row is None:
+                return
+            last, *stored = row
+            yield StoredMatches(Pair.of(last), self._array(f"matches of pair {last}", np.uint32, stored, (2,)))
+
+    def read_matches(self, pair: Pair) -> bytes | None:
+        """The stored bytes of a pair's matches; None for a pair without a row."""
+        row = self.connection.execute("SELECT data FROM matches WHERE pair_id = ?", (pair.number,)).fetchone()
+        return None if row is None else row[0] or b""
+
+    def write_matches(self, pair: Pair, indices: np.ndarray) -> bool:
+        """Replaces the matches of a pair; its two-view geometry is removed if they change. Returns whether it was."""
+        data = np.ascontiguousarray(indices, np.uint32).tobytes()
+        if self.read_matches(pair) == data:
+            return False
+        # COLMAP too keeps a row for a pair without matches: it says that the pair was tried.
+        self.connection.execute(
+            "INSERT OR REPLACE INTO matches (pair_id, rows, cols, data) VALUES (?, ?, 2, ?)",
+            (pair.number, len(indices), data or None),
+        )
+        removed = self.connection.execute(
+            "DELETE FROM two_view_geometries WHERE pair_id IN (?, ?)", (pair.number, pair.reversed.number)
+        )
+        return removed.rowcount > 0
+
+    def remove_matches(self, pair: Pair) -> None:
+        self.connection.execute("DELETE FROM matches WHERE pair_id = ?", (pair.number,))
+
+    def start_marking(self) -> None:
+        self.connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {MARKS} (pair_id INTEGER PRIMARY KEY NOT NULL, pruner TEXT NOT NULL, "
+            "matched INTEGER NOT NULL, digest BLOB NOT NULL)"
+        )
+
+    def is_marked(self, pair: Pair, pruner: str, matched: bool) -> bool:
+        """Whether the matches of a pair are still as this pruner left them; of those that were `matched` here too."""
+        if not self._has_table(MARKS):
+            return False
+        query = f"SELECT pruner, matched, digest FROM {MARKS} WHERE pair_id = ?"
+        mark = self.connection.execute(query, (pair.number,)).fetchone()
+        if mark is None or mark[0] != pruner or mark[1] < matched:
+            return False
+        return mark[2] == _digest(self.read_matches(pair))
+
+    def mark(self, pair: Pair, pruner: str, matched: bool) -> None:
+        """Notes that a pair is as it should be."""
+        digest = _digest(self.read_matches(pair))
+        query = f"SELECT pruner, matched, digest FROM {MARKS} WHERE pair_id = ?"
+        # A row that is written again would change the file, though not what it says.
+        if self.connection.execute(query, (pair.number,)).fetchone() != (pruner, int(matched), digest):
+            values = (pair.number, pruner, int(matched), digest)
+            self.connection.execute(f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?, ?, ?)", values)
+
+    def view(self, image: int, descriptors: bool = False) -> View:
+        """An image's keypoints, camera and, if asked for, descriptors."""
+        return self._views.get((image, descriptors), lambda: self._read_view(image, descriptors))
+
+    def _read_view(self, image: int, descriptors: bool) -> View:
+        stored = self.connection.execute(
+            "SELECT rows, cols, data FROM keypoints WHERE image_id = ?", (image,)
+        ).fetchone()
+        if stored is None:
+            raise InputError(f"{self.name}: expected keypoints of image {image}, which is matched; there are none")
+        keypoints = self._array(f"keypoints of image {image}", np.float32, stored, (2, 4, 6))
+        points = keypoints[:, :2].astype(np.float64) - HALF_PIXEL
+        camera, size = self._camera(image)
+        if size is None:
+            size = _extent(points)
+        if camera is not None:
+            points = undistort_points(points, camera.K, camera.distortion)
+        sizes, angles = _shapes(keypoints)
+        return View(
+            points.astype(np.float32),
+            size,
+            None if camera is None else camera.K,
+            sizes,
+            angles,
+            self._descriptors(image, len(points)) if descriptors else None,
+        )
+
+    def _camera(self, image: int) -> tuple[Camera | None, tuple[float, float] | None]:
+        """The camera of an image, and the image's size; each is None where the database does not know it."""
+        row = self.connection.execute(
+            "SELECT camera_id, model, width, height, params, prior_focal_length FROM cameras "
+            "JOIN images USING (camera_id) WHERE image_id = ?",
+            (image,),
+        ).fetchone()
+        if row is None:
+            return None, None
+        identity, number, width, height, params, focal_is_known = row
+        known = all(isinstance(side, int) and 0 < side < MAX_SIDE for side in (width, height))
+        size = (width, height) if known else None
+        try:
+            parameters = np.frombuffer(params or b"", np.float64)
+            model = MODEL_NAMES.get(number, f"number {number}")
+            camera = parse_camera(model, (width, height), parameters, f"camera {identity}")
+        except (ValueError, TypeError) as error:
+            if identity not in self._unknown_cameras:
+                logger.warning("%s: without a usable camera, points are normalised by image size: %s", self.name, error)
+            self._unknown_cameras.add(identity)
+            return None, size
+        # A guess of COLMAP's is no better than ours, which networks were trained with.
+        focals = {camera.K[0, 0], camera.K[1, 1]}
+        guessed = size is not None and not focal_is_known and focals == {COLMAP_FOCAL_GUESS * max(size)}
+        return (None if guessed else camera), size
+
+    def _descriptors(self, image: int, count: int) -> np.ndarray:
+        typed = any(row[1] == "type" for row in self.connection.execute("PRAGMA table_info(descriptors)"))
+        query = f"SELECT {'type' if typed else UNDEFINED}, rows, cols, data FROM descriptors WHERE image_id = ?"
+        kind, rows, width, data = self.connection.execute(query, (image,)).fetchone() or (SIFT, 0, 0, b"")
+        where = f"descriptors of image {image}"
+        stored = self._array(where, np.uint8, (rows, width, data), (width,))
+        if rows != count:
+            raise InputError(f"{self.name}: {where}: expected one of each of {count} keypoints, got {rows}")
+        if kind not in (UNDEFINED, SIFT):
+            if width % 4:
+                raise InputError(f"{self.name}: {where}: expected floats, got rows of {width} bytes")
+            stored = stored.view(np.float32)
+        values = np.nan_to_num(stored.astype(np.float32))
+        return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
+
+    def _array(self, where: str, kind: type[np.generic], stored: Sequence[Any], widths: Sequence[int]) -> np.ndarray:
+        """[rows x columns] from rows, columns and data as tables have them."""
+        rows, columns, data = stored
+        # SQLite lets a column hold anything.
+        if not (isinstance(rows, int) and isinstance(columns, int) and isinstance(data, bytes | None)):
+            raise InputError(f"{self.name}: {where}: expected sizes and a blob, got {rows!r:.40}, {columns!r:.40}")
+        if columns not in widths and rows:
+            expected = " or ".join(map(str, widths))
+            raise InputError(f"{self.name}: {where}: expected {expected} columns, got {columns}")
+        data = data or b""
+        if len(data) != rows * columns * np.dtype(kind).itemsize:
+            raise InputError(f"{self.name}: {where}: expected {rows} x {columns} numbers, got {len(data)} bytes")
+        return np.frombuffer(data, kind).reshape(rows, columns)
+
+    def _has_table(self, name: str) -> bool:
+        query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+        return bool(self.connection.execute(query, (name,)).fetchone()[0])
+
+    def commit(self) -> None:
+        self.connection.execute("COMMIT")
+
+    def check(self) -> None:
+        """Raises unless this is a COLMAP database."""
+        missing = [name for name in TABLES if not self._has_table(name)]
+        if missing:
+            raise InputError(f"{self.name}: expected a COLMAP database, it has no table {', '.join(missing)}")
+
+
+@contextmanager
+def open_database(path: Path, name: str | None = None) -> Iterator[Database]:
+    """A database that exists; what SQLite says of a bad one becomes an InputError. Messages call it `name`."""
+    if not path.is_file():
+        reason = "expected a COLMAP database, got a folder" if path.is_dir() else "no such file"
+        raise InputError(f"{path}: {reason}")
+    name = str(path) if name is None else name
+    with _clear_errors(name):
+        connection = sqlite3.connect(
+            f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=LOCK_TIMEOUT, isolation_level=None
+        )
+        try:
+            database = Database(path, connection, name)
+            database.check()
+            yield database
+        finally:
+            connection.close()
+
+
+@contextmanager
+def transaction(database: Database, write: bool) -> Iterator[None]:
+    """All or nothing of what is written in the block: until its end, or `commit`, the file is as it was."""
+    database.connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+    try:
+        yield
+    except BaseException:
+        # SQLite has done so already where its own error ended the transaction.
+        if database.connection.in_transaction:
+            database.connection.execute("ROLLBACK")
+        raise
+    if database.connection.in_transaction:
+        database.connection.execute("COMMIT" if write else "ROLLBACK")
+
+
+def copy_database(source: Database, target: Path) -> None:
+    """A copy at `target`, an empty file; one without a write-ahead log, whose files a rename would leave behind."""
+    # A reader's transaction: without it SQLite would wait for a writer forever.
+    with transaction(source, write=False):
+        source.check()
+        with _clear_errors(str(target)):
+            copy = sqlite3.connect(target, isolation_level=None)
+            try:
+                source.connection.backup(copy)
+                copy.execute("PRAGMA journal_mode = DELETE")
+            finally:
+                copy.close()
+
+
+@contextmanager
+def _clear_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError:
+        # What a damaged file says, or what SQLite would say of it.
+        raise InputError(f"{name}: not a readable COLMAP database (names that are no text)") from None
+    except sqlite3.Error as error:
+        # The lower byte is the kind of error.
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise InputError(f"{name}: another program is writing to this database; close it, or wait") from None
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
+            raise InputError(f"{name}: no permission to write to this database or its folder") from None
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            raise OSError(f"could not write {name}: {error}") from None
+        raise InputError(f"{name}: not a readable COLMAP database ({error})") from None
+
+
+class _Remembered:
+    """The views used last."""
+
+    def __init__(self) -> None:
+        self.views: OrderedDict[Any, View] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, key: Any, read: Any) -> View:
+        if key not in self.views:
+            self.views[key] = read()
+            self.bytes += self.views[key].bytes
+        self.views.move_to_end(key)
+        while self.bytes > BYTES_REMEMBERED and len(self.views) > 1:
+            _, oldest = self.views.popitem(last=False)
+            self.bytes -= oldest.bytes
+        return self.views[key]
+
+
+def _digest(data: bytes | None) -> bytes:
+    return hashlib.blake2b(data or b"", digest_size=16).digest()
+
+
+def _extent(points: np.ndarray) -> tuple[float, float]:
+    """The size that an image has at least, by its keypoints."""
+    seen = points[np.isfinite(points).all(axis=1)]
+    width, height = np.ceil(np.maximum(seen.max(axis=0, initial=1.0), 1.0) + HALF_PIXEL)
+    return float(width), float(height)
+
+
+def _shapes(keypoints: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Diameters and orientations of keypoints with 4 columns (scale, angle) or 6 (affine shape); None of others."""
+    if keypoints.shape[1] == 2:
+        return None, None
+    if keypoints.shape[1] == 4:
+        scales, angles = keypoints[:, 2], keypoints[:, 3]
+    else:
+        # [a11 a12; a21 a22] is a turn times the scales along both axes, and a shear.
+        a11, a12, a21, a22 = keypoints[:, 2:].T
+        scales, angles = (np.hypot(a11, a21) + np.hypot(a12, a22)) / 2, np.arctan2(a21, a11)
+    # COLMAP's scale is a radius where OpenCV's size is a diameter.
+    sizes = 2 * scales
+    usable = np.isfinite(sizes) & (sizes > 0) & np.isfinite(angles)
+    return (sizes, angles) if usable.all() else (None, None)

@@ -1,0 +1,85 @@
+"""COLMAP's own verification of matches, as part of a transaction."""
+
+from __future__ import annotations
+
+import glob
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ananet.integrations.colmap.database import MARKS, Database, Pair
+from ananet.integrations.colmap.library import quiet
+
+
+def verify_pairs(pycolmap: Any, database: Database) -> int:
+    """Two-view geometries of pairs with matches and without a geometry; returns how many pairs have inliers.
+
+    For a transaction that has begun. COLMAP cannot work within it, and so gets a small copy, beside the database.
+    """
+    folder = database.path.resolve().parent
+    prefix = f".{database.path.stem}-verification-"
+    # Who holds the transaction is alone: what lies there is of a run that was killed.
+    for left in folder.glob(f"{glob.escape(prefix)}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as work:
+        copy = Path(work) / "copy.db"
+        if _copy_unverified(database, copy):
+            options = pycolmap.TwoViewGeometryOptions()
+            options.ransac.random_seed = 0
+            with quiet(pycolmap):
+                pycolmap.geometric_verification(copy, two_view_geometry_options=options)
+            _take_geometries(database, copy)
+    verified = database.connection.execute("SELECT count(*) FROM two_view_geometries WHERE rows > 0")
+    return int(verified.fetchone()[0])
+
+
+def _copy_unverified(database: Database, target: Path) -> int:
+    """Everything but descriptors and verified pairs, into a new database; returns the number of pairs."""
+    numbers = database.connection.execute("SELECT pair_id FROM two_view_geometries")
+    verified = {Pair.of(number).in_order for (number,) in numbers}
+    # Pairs stored the other way round are none of COLMAP's, which would look for them in vain.
+    unverified = (stored for stored in database.matched_pairs() if stored.pair.in_order not in verified)
+    rows = (
+        (pair.in_order.number, len(indices), 2, (indices if pair == pair.in_order else indices[:, ::-1]).tobytes())
+        for pair, indices in unverified
+    )
+    copy = sqlite3.connect(target, isolation_level=None)
+    try:
+        copy.execute("PRAGMA synchronous = OFF")
+        copy.execute("BEGIN")
+        _copy_tables(database.connection, copy, without=("descriptors", "matches", "two_view_geometries", MARKS))
+        count = copy.executemany("INSERT OR IGNORE INTO matches (pair_id, rows, cols, data) VALUES (?, ?, ?, ?)", rows)
+        copy.execute("COMMIT")
+        return count.rowcount
+    finally:
+        copy.close()
+
+
+def _copy_tables(source: sqlite3.Connection, target: sqlite3.Connection, without: Sequence[str]) -> None:
+    """All tables, those in `without` empty."""
+    version = source.execute("PRAGMA user_version").fetchone()[0]
+    target.execute(f"PRAGMA user_version = {version}")
+    made = "SELECT type, name, sql FROM sqlite_master WHERE type IN ('table', 'index') AND sql IS NOT NULL"
+    for kind, name, statement in source.execute(f"{made} AND name NOT LIKE 'sqlite_%' ORDER BY type DESC").fetchall():
+        target.execute(statement)
+        if kind == "table" and name not in without:
+            rows = source.execute(f'SELECT * FROM "{name}"')
+            target.executemany(f'INSERT INTO "{name}" VALUES ({", ".join("?" * len(rows.description))})', rows)
+
+
+def _take_geometries(database: Database, source: Path) -> None:
+    """Two-view geometries from a copy."""
+    copy = sqlite3.connect(source)
+    try:
+        # COLMAP brings an old database up to date when it opens it: the copy may have columns more.
+        own = [row[1] for row in database.connection.execute("PRAGMA table_info(two_view_geometries)")]
+        columns = ", ".join(own)
+        rows = copy.execute(f"SELECT {columns} FROM two_view_geometries")
+        database.connection.executemany(
+            f"INSERT OR REPLACE INTO two_view_geometries ({columns}) VALUES ({', '.join('?' * len(own))})", rows
+        )
+    finally:
+        copy.close()

@@ -1,0 +1,229 @@
+"""Trained networks as ONNX files, for programs without PyTorch: matches in, logits, scores and the decision out.
+
+The file does all that a learned pruner does after normalisation, which its metadata describe.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ananet.core.conflicts import APART
+from ananet.errors import InputError, MissingExtraError
+from ananet.inference.ananet.folded import FoldedANANet
+from ananet.io.files import atomic_path, check_output
+from ananet.networks import ANANet, Network
+from ananet.networks.input import MAX_COORDINATE, MAX_MARGIN, SIDE_INPUT, side_input
+from ananet.pruners.base import MAX_LOGIT, Pruner
+from ananet.pruners.learned import LearnedPruner
+
+# The lowest that has all operators: ScatterElements with a minimum.
+OPSET = 18
+# Raw numbers that each kind of side input is made of.
+SIDE_NUMBERS = {
+    "ratio": ("ratio",),
+    "mutual": ("mutual",),
+    "size": ("keypoint_size0", "keypoint_size1"),
+    "angle": ("angle0", "angle1"),
+}
+INPUTS, OUTPUTS = ("matches", "side"), ("logits", "scores", "mask")
+
+
+def export(pruner: Pruner, path: str | Path) -> dict[str, str]:
+    """Write the network of a pruner, with its threshold and conflict odds, to an ONNX file.
+
+    Args:
+        pruner: as `ananet.load("ananet", device="cpu")` gives it.
+        path: of the file.
+
+    Returns:
+        The metadata of the file.
+
+    Input `matches` [B x N x 4]: normalised x0 y0 x1 y1; matches out of view, and NaN as padding, take no part.
+    Input `side` [B x N x numbers], only where the network has side input: see the metadata; NaN is not known.
+    Output `logits`, `scores` (float32) and `mask` (bool), [B x N] each: what the pruner answers.
+    """
+    if not isinstance(pruner, LearnedPruner):
+        given = getattr(pruner, "name", type(pruner).__name__)
+        raise InputError(f"pruner: expected one network, such as ananet or ananet-ratio, got {given}")
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "onnx")
+    check_output(path)
+    metadata = describe(pruner)
+    program = _translated(pruner)
+    program.model.metadata_props.update(metadata)
+    with atomic_path(path) as temporary:
+        program.save(temporary)
+    return metadata
+
+
+def describe(pruner: LearnedPruner) -> dict[str, str]:
+    """The metadata that a program needs to prepare the input. Values are text, as ONNX requires."""
+    side = pruner.network.settings.side
+    return {
+        "ananet_version": version("ananet"),
+        "pruner": pruner.name,
+        "network": json.dumps(pruner.network.description()),
+        "threshold": repr(1 / (1 + math.exp(-pruner.decision))),
+        "decision_logit": repr(pruner.decision),
+        "conflict_odds": repr(float(pruner.conflict_odds)),
+        "conflict_distance": repr(APART),
+        "side": json.dumps([number for name in side for number in SIDE_NUMBERS[name]]),
+        "side_help": "ratio in [0, 1]; mutual 0 or 1; size: keypoint diameter in the scale of the normalised points; "
+        "angle in radians from the x axis towards the y axis; NaN where not known",
+        "normalization": "with camera matrices: K^-1 p; without: (p - (width, height) / 2) / (0.7 max(width, height)); "
+        "pixels p = (x, y), (0, 0) being the centre of the first",
+        "largest_coordinate": repr(MAX_COORDINATE),
+        "largest_margin": repr(MAX_MARGIN),
+    }
+
+
+class PrunerGraph(nn.Module):
+    """All that a learned pruner does with normalised matches, in operators that ONNX has."""
+
+    def __init__(self, pruner: LearnedPruner) -> None:
+        super().__init__()
+        network = copy.deepcopy(pruner.network).cpu().eval()
+        self.side = network.settings.side
+        self.score = FoldedANANet(network).score if isinstance(network, ANANet) else network
+        self.decision, self.odds = pruner.decision, pruner.conflict_odds
+
+    def forward(self, matches: Tensor, side: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        # One row of padding, since operators fail on nothing at all.
+        matches = pad(matches)
+        # NaN compares as False.
+        seen = (matches.abs() <= MAX_COORDINATE).all(-1)
+        matches = matches.where(seen[..., None], 0.0)
+        shown = matches if side is None else torch.cat([matches, side_channels(self.side, pad(side))], dim=-1)
+        logits = penalize_conflicts(self.score(shown, seen), matches, self.odds, seen)
+        logits = logits.where(~logits.isnan(), self.decision).where(seen, min(-MAX_LOGIT, self.decision))
+        logits = logits[:, :-1]
+        return logits, logits.sigmoid().clamp(max=1 - 2.0**-24), logits > self.decision
+
+
+def pad(numbers: Tensor) -> Tensor:
+    """[B x N x C] numbers with one more row, of NaN."""
+    return torch.cat([numbers, numbers.new_full((numbers.shape[0], 1, numbers.shape[2]), math.nan)], dim=1)
+
+
+def side_channels(side: tuple[str, ...], numbers: Tensor) -> Tensor:
+    """[B x N x channels] side input from raw numbers [B x N x numbers]; 0 where one of a kind is NaN."""
+    lengths = [len(SIDE_NUMBERS[name]) for name in side]
+    known = ~numbers.isnan()
+    # Any number will do where it is not known, so that nothing becomes NaN on the way.
+    given = dict(zip(side, numbers.where(known, 1.0).split(lengths, -1), strict=True))
+    ratio, mutual = (given[name][..., 0] if name in given else None for name in ("ratio", "mutual"))
+    channels = side_input(side, numbers[..., 0], ratio, mutual, given.get("size"), given.get("angle"))
+    usable = [
+        part.all(-1, keepdim=True).expand(*part.shape[:-1], SIDE_INPUT[name])
+        for name, part in zip(side, known.split(lengths, -1), strict=True)
+    ]
+    return channels * torch.cat(usable, -1)
+
+
+def penalize_conflicts(logits: Tensor, matches: Tensor, odds: float, mask: Tensor) -> Tensor:
+    """`ananet.core.conflicts.penalize_conflicts` in operators that ONNX has; [B x N], [B x N x 4], [B x N]."""
+    if odds == 1:
+        return logits
+    order = logits.masked_fill(~mask, -math.inf).sort(dim=1, descending=True, stable=True).indices
+    places = torch.arange(logits.shape[1], device=logits.device).expand_as(order)
+    rank = torch.zeros_like(order).scatter(1, order, places)
+    first, second = matches[..., :2], matches[..., 2:4]
+    outdone = torch.zeros_like(mask)
+    for here, there in ((first, second), (second, first)):
+        group = _same_points(here)
+        best_rank = (rank + logits.shape[1]).scatter_reduce(1, group, rank, "amin", include_self=True)
+        best = order.gather(1, best_rank.gather(1, group))
+        distance = (there - there.gather(1, best[..., None].expand_as(there))).norm(dim=-1)
+        outdone = outdone | (distance > APART)
+    return torch.where(outdone, logits - min(math.log(odds), 100.0), logits)
+
+
+def _same_points(points: Tensor) -> Tensor:
+    """[B x N x 2] to [B x N] numbers below N, the same for the same points."""
+    x, y = _numbered(points[..., 0]), _numbered(points[..., 1])
+    return _numbered(x * points.shape[1] + y)
+
+
+def _numbered(values: Tensor) -> Tensor:
+    """[B x N] numbers below N, the same for the same values."""
+    ordered, order = values.sort(dim=1, stable=True)
+    new = (ordered[:, 1:] != ordered[:, :-1]).long().cumsum(1)
+    numbers = torch.cat([torch.zeros_like(order[:, :1]), new], dim=1)
+    return torch.zeros_like(order).scatter(1, order, numbers)
+
+
+def _translated(pruner: LearnedPruner) -> Any:
+    """The pruner as an ONNX program."""
+    from ananet.integrations.onnx import operators
+
+    graph = PrunerGraph(pruner).eval()
+    numbers = sum(len(SIDE_NUMBERS[name]) for name in graph.side)
+    example = (torch.rand(2, 50, 4), torch.rand(2, 50, numbers))[: 2 if numbers else 1]
+    names = INPUTS[: len(example)]
+    pairs, count = torch.export.Dim("pairs", min=1, max=2**20), torch.export.Dim("count", min=0, max=2**30)
+    shapes = {name: {0: pairs, 1: count} for name in names}
+    settings: dict[str, Any] = {
+        "dynamo": True,
+        "opset_version": OPSET,
+        "input_names": names,
+        "output_names": OUTPUTS,
+        "dynamic_shapes": shapes,
+        "custom_translation_table": {
+            torch.ops.ananet.attend_and_sum_columns.default: operators.attend_and_sum_columns,
+            torch.ops.aten.scalar_tensor.default: operators.scalar,
+            torch.ops.aten.sort.stable: operators.stable_sort,
+        },
+        "verbose": False,
+    }
+    with _quiet(), _named_errors(pruner.network), torch.no_grad():
+        if needs_whole_map(pruner.network):
+            # Attention picks its plain form by itself in here.
+            return torch.onnx.export(graph, example, **settings)
+        traced = torch.export.export(graph, example, dynamic_shapes=shapes)
+        return torch.onnx.export(traced, **settings)
+
+
+def needs_whole_map(network: Network) -> bool:
+    """Whether its context needs more than column sums of the attention map: the cubic form alone."""
+    return isinstance(network, ANANet) and network.settings.second_order and network.settings.form == "cubic"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns of its own insides and of packages that nothing here needs."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def _named_errors(network: Network) -> Iterator[None]:
+    """Some networks have steps that ONNX has no operators for."""
+    try:
+        yield
+    except (torch.onnx.OnnxExporterError, torch._dynamo.exc.TorchDynamoException) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = str(cause).strip().splitlines()[0]
+        raise InputError(f"network {network.name!r} cannot be exported: {reason}") from error

@@ -1,0 +1,130 @@
+# mypy: ignore-errors
+# onnxscript compiles the scripts below from their source text; their types are ONNX's, not Python's.
+"""PyTorch operators as ONNX graphs, where the exporter knows none or a worse one."""
+
+import math
+
+import numpy as np
+import onnx_ir
+from onnxscript import FLOAT, graph, script
+from onnxscript import opset18 as op
+
+# Numbers of the attention map in memory at once: 8 MB, as on the CPU without ONNX.
+BLOCK_NUMBERS = 2**21
+MIN_ROWS = 16
+# Added to the score of padding: far below any score, and finite, so that no row becomes NaN.
+HIDDEN = -1e30
+
+
+@script(default_opset=op)
+def attend(queries: FLOAT, keys: FLOAT, values: FLOAT) -> FLOAT:
+    """[blocks x B x H x R x D] attention output of blocks of rows."""
+
+    @graph()
+    def block(rows):
+        return op.MatMul(op.Softmax(op.MatMul(rows, keys), axis=-1), values)
+
+    return op.Scan(queries, body=block, num_scan_inputs=1)
+
+
+@script(default_opset=op)
+def attend_and_sum(queries: FLOAT, weights: FLOAT, keys: FLOAT, values: FLOAT, nothing: FLOAT) -> tuple[FLOAT, FLOAT]:
+    """The same, and column sums [B x H x 1 x N]."""
+
+    @graph()
+    def block(sums, rows, weight):
+        attention = op.Softmax(op.MatMul(rows, keys), axis=-1)
+        new_sums = op.Add(sums, op.MatMul(weight, attention))
+        output = op.MatMul(attention, values)
+        return new_sums, output
+
+    sums, output = op.Scan(nothing, queries, weights, body=block, num_scan_inputs=2)
+    return output, sums
+
+
+@script(default_opset=op)
+def attend_and_sum_squares(
+    queries: FLOAT, weights: FLOAT, keys: FLOAT, values: FLOAT, nothing: FLOAT
+) -> tuple[FLOAT, FLOAT, FLOAT]:
+    """The same, and sums of squares too."""
+
+    @graph()
+    def block(sums, squares, rows, weight):
+        attention = op.Softmax(op.MatMul(rows, keys), axis=-1)
+        new_sums = op.Add(sums, op.MatMul(weight, attention))
+        new_squares = op.Add(squares, op.MatMul(weight, op.Mul(attention, attention)))
+        output = op.MatMul(attention, values)
+        return new_sums, new_squares, output
+
+    sums, squares, output = op.Scan(nothing, nothing, queries, weights, body=block, num_scan_inputs=2)
+    return output, sums, squares
+
+
+def attend_and_sum_columns(query, key, value, mask, moments, backend):
+    """`ananet.attention.custom_op` by a Scan over blocks of rows: no N x N map is ever in memory.
+
+    Args:
+        query, key, value: [B x H x N x D]; the key is the value where that is None.
+        mask: [B x N] True where a match is real.
+        moments: how many of sum_k a_ki and sum_k a_ki^2 are wanted: 0, 1 or 2.
+    """
+    values = key if value is None else value
+    heads, width = query.shape[1], query.shape[3]
+    shape = op.Shape(query)
+    batch, count = op.Slice(shape, [0], [1]), op.Slice(shape, [2], [3])
+    blocks, rows = _blocks(batch, heads, count)
+    more = op.Sub(op.Mul(blocks, rows), count)
+    real = op.Cast(mask, to=onnx_ir.DataType.FLOAT)
+
+    # One more channel, 1 in queries and very negative in keys of padding, hides padding without a pass over the map.
+    channel = op.Concat(batch, _numbers(heads), count, _numbers(1), axis=0)
+    hidden = op.Expand(op.Unsqueeze(op.Mul(op.Sub(real, 1.0), -HIDDEN), [1, 3]), channel)
+    keys = op.Transpose(op.Concat(key, hidden, axis=-1), perm=[0, 1, 3, 2])
+    ones = op.Expand(op.Constant(value_floats=[1.0]), channel)
+    queries = op.Concat(op.Mul(query, 1 / math.sqrt(width)), ones, axis=-1)
+    queries = op.Pad(queries, op.Concat(_numbers(0, 0, 0, 0, 0, 0), more, _numbers(0), axis=0))
+    queries = op.Reshape(queries, op.Concat(batch, _numbers(heads), blocks, rows, _numbers(width + 1), axis=0))
+    queries = op.Transpose(queries, perm=[2, 0, 1, 3, 4])
+    # Rows of padding do not count in columns.
+    weights = op.Pad(real, op.Concat(_numbers(0, 0, 0), more, axis=0))
+    weights = op.Reshape(weights, op.Concat(batch, _numbers(1, 1), blocks, rows, axis=0))
+    weights = op.Transpose(weights, perm=[3, 0, 1, 2, 4])
+    nothing = op.Expand(op.Constant(value_floats=[0.0]), op.Concat(batch, _numbers(heads, 1), count, axis=0))
+
+    sums = []
+    if moments == 0:
+        output = attend(queries, keys, values)
+    else:
+        scan = attend_and_sum if moments == 1 else attend_and_sum_squares
+        output, *sums = scan(queries, weights, keys, values, nothing)
+    output = op.Transpose(output, perm=[1, 2, 0, 3, 4])
+    output = op.Reshape(output, op.Concat(batch, _numbers(heads, -1, width), axis=0))
+    output = op.Mul(op.Slice(output, [0], count, [2]), op.Unsqueeze(real, [1, 3]))
+    none = op.Constant(value_floats=[0.0])
+    columns = op.Concat(*(op.Transpose(each, perm=[2, 0, 1, 3]) for each in sums), axis=0) if sums else none
+    return output, columns, none
+
+
+def _blocks(batch, heads, count):
+    """How many blocks there are, and how many rows each has: about equal ones, as few as memory allows."""
+    one = _numbers(1)
+    length = op.Max(count, one)
+    of_a_row = op.Mul(op.Mul(op.Max(batch, one), length), _numbers(heads))
+    most = op.Max(op.Div(_numbers(BLOCK_NUMBERS), of_a_row), _numbers(MIN_ROWS))
+    blocks = op.Div(op.Sub(op.Add(length, most), one), most)
+    return blocks, op.Div(op.Sub(op.Add(length, blocks), one), blocks)
+
+
+def _numbers(*values):
+    return op.Constant(value_ints=list(values))
+
+
+def stable_sort(x, stable=True, dim=-1, descending=False):
+    """ONNX's TopK puts the earlier of equal numbers first."""
+    length = op.Slice(op.Shape(x), [dim], [dim + 1])
+    return op.TopK(x, length, axis=dim, largest=int(descending))
+
+
+def scalar(value, dtype=onnx_ir.DataType.FLOAT, **_):
+    """The exporter's own rounds to single precision first, which makes a double's smallest number 0."""
+    return op.Constant(value=onnx_ir.tensor(np.array(value, onnx_ir.DataType(dtype).numpy())))

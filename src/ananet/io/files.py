@@ -1,0 +1,238 @@
+"""Reading and writing files so that a failed run never leaves half of one, nor destroys the one that was there."""
+
+import glob
+import hashlib
+import io
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+from ananet.errors import InputError, MissingExtraError
+
+# Seconds after which a temporary file is a killed run's, not one that is being written.
+STALE_AFTER = 3600.0
+# Of a dataset in an HDF5 file: descriptors of 128 numbers of four million keypoints.
+MAX_NUMBERS = 2**29
+
+
+def check_output(path: str | Path, *inputs: Path, suffix: str = "") -> Path:
+    """Where an output will really go, links followed; an error if that cannot or should not be written.
+
+    Commands call it before the work starts; `inputs` are files that must not be overwritten. A `suffix` guards files of
+    other kinds: a slip of the hand should not replace a database or a photo.
+    """
+    if "\0" in str(path):
+        raise InputError(f"output: expected a file name, got {str(path)!r}")
+    if not str(path).endswith(suffix):
+        raise InputError(f"output: expected a file that ends in {suffix}, got {path}")
+    target = Path(path).resolve()
+    if target.is_dir():
+        raise InputError(f"output: expected a file name, got the directory {path}")
+    if target.exists() and not target.is_file():
+        raise InputError(f"output: expected a file, {path} is none")
+    if not target.parent.is_dir():
+        raise InputError(f"output: the folder {Path(path).parent} does not exist")
+    if not os.access(target.parent, os.W_OK):
+        raise InputError(f"output: no permission to write to {Path(path).parent}")
+    for given in inputs:
+        if target.exists() and given.exists() and target.samefile(given):
+            raise InputError(f"output: {path} is an input and would be overwritten")
+    return target
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; rename it to `path` when the block ends without an error.
+
+    The temporary name keeps the suffix, since writers such as OpenCV choose the format by it. What is renamed is on the
+    disk already: a machine that goes down leaves the old file or the new one.
+    """
+    path = check_output(path)
+    _remove_stale(path)
+    temporary = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+    # Made here, so that it has the permissions any other new file would get; some writers put a private one in place.
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    permissions = temporary.stat().st_mode
+    try:
+        yield temporary
+        temporary.chmod(permissions)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _remove_stale(path: Path) -> None:
+    """Temporary files of the same output that a killed run left behind."""
+    pattern = f".{glob.escape(path.stem)}-" + "[0-9a-f]" * 8 + glob.escape(path.suffix)
+    for left in path.parent.glob(pattern):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > STALE_AFTER:
+                left.unlink()
+
+
+def remove_temporaries(folder: Path) -> None:
+    """What killed runs left behind, however new: for a folder that no other process writes to."""
+    for left in folder.glob(".*-" + "[0-9a-f]" * 8 + ".*"):
+        left.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_process(folder: Path) -> Iterator[None]:
+    """Makes sure that no other process is in such a block for the same folder; the system ends it with the process."""
+    path = folder / ".lock"
+    with _locked(path) as file:
+        if file is None:
+            raise InputError(f"{folder}: another process is writing here; wait for it, or choose another folder")
+        try:
+            yield
+        finally:
+            # While it is locked: a moment later it may be the next process's.
+            with suppress(PermissionError):
+                path.unlink(missing_ok=True)
+    if os.name == "nt":
+        # Windows removes no open file; one that the next process has opened stays.
+        with suppress(PermissionError):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[IO[str] | None]:
+    """The file at a path, locked; None where another process holds it."""
+    while True:
+        with path.open("a+") as file:
+            if not _lock(file):
+                yield None
+                return
+            # The one who held it before may have removed it: then the lock is on a file that nobody else will find.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    yield file
+                    return
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def save_arrays(path: str | Path, arrays: Mapping[str, Any], compressed: bool = True) -> None:
+    """Write an .npz file, or none at all."""
+    import numpy as np
+
+    # By way of memory: before numpy 2.2, an archive that a full disk cuts short is closed late, with a traceback.
+    content = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(content, **arrays)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content.getbuffer())
+
+
+def save_tensors(path: str | Path, tensors: Mapping[str, Any], metadata: dict[str, str]) -> None:
+    """Write a safetensors file, or none at all."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with atomic_path(path) as temporary:
+        try:
+            save_file(dict(tensors), temporary, metadata)
+        except SafetensorError as error:
+            # A full disk comes as this, and not as the OSError that it is.
+            raise OSError(f"could not write {path}: {error}") from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; also for what can be no file's name, as from a damaged list."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def check_file(path: Path) -> None:
+    """Raises unless there is such a file."""
+    if not is_file(path):
+        raise InputError(f"{path}: expected a file, got a folder" if os.path.isdir(path) else f"{path}: no such file")
+
+
+@contextmanager
+def hdf5_errors(path: Path) -> Iterator[None]:
+    """For the reading of an HDF5 file: whatever its library raises on a damaged one becomes a clear error."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InputError(f"{path}: not a readable HDF5 file ({error})") from None
+    except MemoryError:
+        raise InputError(f"{path}: holds more than fits into the memory") from None
+
+
+def read_dataset(path: Path, group: Any, name: str) -> Any:
+    """A dataset of real numbers in a group of an HDF5 file, as an array."""
+    where = f"{path}, {group.name}/{name}"
+    with hdf5_errors(path):
+        data = group[name]
+        if not hasattr(data, "dtype") or not hasattr(data, "shape") or data.size is None:
+            raise InputError(f"{where}: expected an array, got {data}")
+        if data.dtype.kind not in "fiu":
+            raise InputError(f"{where}: expected real numbers, got {data.dtype}")
+        # A few bytes of a file may claim any size.
+        if data.size > MAX_NUMBERS:
+            raise InputError(f"{where}: expected at most {MAX_NUMBERS:,} numbers, got shape {data.shape}")
+        return data[()]
+
+
+def file_sha256(path: str | Path) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """The lines of a text file without surrounding blanks."""
+    path = Path(path)
+    check_file(path)
+    try:
+        # Not splitlines(), which also splits at characters that a file name may hold.
+        return [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected a text file in UTF-8 ({error})") from None
+
+
+def read_json(path: str | Path) -> Any:
+    """What a JSON file holds."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a JSON file ({error})") from None
+
+
+def write_json(path: str | Path, value: Any, indent: int | None = None) -> None:
+    """Write strict JSON: other languages know neither NaN nor Infinity."""
+    text = json.dumps(value, indent=indent, allow_nan=False)
+    with atomic_path(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def import_h5py() -> ModuleType:
+    try:
+        import h5py
+    except ImportError:
+        raise MissingExtraError("h5py", "h5") from None
+    return h5py

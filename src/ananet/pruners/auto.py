@@ -1,0 +1,83 @@
+"""The best network for what is known of the matches, chosen pair by pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ananet._util.devices import choose_device
+from ananet.core.correspondences import Correspondences
+from ananet.inference import Progress
+from ananet.pruners.base import USUAL_MATCHES, Pruned, Pruner, check_pairs
+from ananet.pruners.learned import CONFLICT_ODDS, THRESHOLD, LearnedPruner, check_odds, decision_at, streamed_on
+from ananet.weights import bundled_path
+
+NETWORKS = COORDINATES, SIDE_INPUT = "ananet", "ananet-ratio"
+
+
+class Auto(Pruner):
+    """The best network for the given input: ananet-ratio if ratio or mutual flag are known, else ananet.
+
+    Args:
+        device: where networks run.
+        threshold, conflict_odds: as for every network.
+    """
+
+    name = "auto"
+
+    def __init__(
+        self,
+        device: str | torch.device = "auto",
+        threshold: float = THRESHOLD,
+        conflict_odds: float = CONFLICT_ODDS,
+    ) -> None:
+        self.device, self.threshold, self.conflict_odds = choose_device(device), threshold, check_odds(conflict_odds)
+        self.decision = decision_at(threshold)
+        self._loaded: dict[str, LearnedPruner] = {}
+
+    def chosen(self, matches: Correspondences) -> LearnedPruner:
+        """The network for such matches."""
+        return self._network(SIDE_INPUT if matches.ratio is not None or matches.mutual is not None else COORDINATES)
+
+    @property
+    def networks(self) -> list[LearnedPruner]:
+        """All that may be chosen."""
+        return [self._network(name) for name in NETWORKS]
+
+    def logits(self, matches: Correspondences) -> Tensor:
+        return self.chosen(matches).logits(matches)
+
+    def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
+        return self.start(pairs)()
+
+    @property
+    def streamed_matches(self) -> int:
+        return streamed_on(self.device)
+
+    def start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Pruned]]:
+        check_pairs(pairs, values=False)
+        alone = alone and len(pairs) == 1
+        choices = [self.chosen(pair) for pair in pairs]
+        waiting = []
+        for network in dict.fromkeys(choices):
+            numbers = [number for number, choice in enumerate(choices) if choice is network]
+            waiting.append((numbers, network.start([pairs[number] for number in numbers], alone=alone)))
+
+        def wait() -> list[Pruned]:
+            answers = {n: answer for numbers, found in waiting for n, answer in zip(numbers, found(), strict=True)}
+            return [answers[number] for number in range(len(pairs))]
+
+        return wait
+
+    def warm_up(self, matches: Sequence[int] = USUAL_MATCHES, progress: Progress | None = None) -> None:
+        for network in self.networks:
+            network.warm_up(matches, progress)
+
+    def _network(self, name: str) -> LearnedPruner:
+        if name not in self._loaded:
+            self._loaded[name] = LearnedPruner.from_file(
+                bundled_path(name), self.device, self.threshold, self.conflict_odds
+            )
+        return self._loaded[name]

@@ -1,0 +1,284 @@
+"""Which matches move together: the motions of a scene told apart.
+
+>>> import ananet
+>>> motions = ananet.group_motions(ananet.Correspondences([], []))
+>>> len(motions), motions.labels
+(0, array([], dtype=int64))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+import poselib
+import torch
+from torch import Tensor
+
+from ananet._util.checks import check_whole_number
+from ananet.core import geometry
+from ananet.core.cameras import mean_focal
+from ananet.core.correspondences import Array, Correspondences
+from ananet.errors import InputError
+from ananet.estimators.selection import Verdict
+from ananet.twoview.motions.search import MIN_SCALE, MIN_SUPPORT, Search, State, student
+from ananet.twoview.overlap import log10_false_alarms
+
+__all__ = ["Motion", "Motions", "group_motions"]
+
+# Where nobody says how likely a match is right.
+PROBABILITY = 0.9
+# The extent of matches in root mean squared distances from their middle: about the image's diagonal.
+EXTENT = 3.0
+# A match agrees with a motion within so many scales.
+NEAR = 3.0
+# The camera stands still where so many of the matches stay in place, within so many of the least scales, and nearly all
+# others move clearly more.
+STILL_SHARE, STILL, CLEARLY = 0.2, 3.0, 3.0
+FEW = 0.1
+# A homography is fitted to the nearest of a motion's matches.
+TRUSTED = 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class Motion:
+    """Matches that move as one rigid object does."""
+
+    kind: Literal["fundamental", "essential", "homography"]
+    """What the model is: p1^T F p0 = 0 for pixels; p1^T E p0 = 0 for rays, where cameras are given; or p1 ~ H p0 for
+    pixels, where a plane or a camera that only turned explains all matches, so that no other model is determined."""
+    model: np.ndarray
+    """[3 x 3] float64 of norm 1."""
+    support: int
+    """How many matches follow it."""
+    confidence: float
+    """Mean probability of its matches to follow it rather than another motion or none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Motions:
+    """The motions of a pair, the largest first."""
+
+    labels: np.ndarray
+    """[N] int64: the motion that each match follows, 0, 1, ...; -1 for none, and for matches that were not kept."""
+    motions: tuple[Motion, ...]
+    """The largest first."""
+
+    def __len__(self) -> int:
+        return len(self.motions)
+
+    def __repr__(self) -> str:
+        supports = ", ".join(str(motion.support) for motion in self.motions)
+        return f"Motions({len(self)} of {len(self.labels)} matches" + (f": {supports})" if self.motions else ")")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and lists, for JSON; without the labels."""
+        return {
+            "count": len(self),
+            "none": int((self.labels < 0).sum()),
+            "motions": [
+                {
+                    "kind": motion.kind,
+                    "model": motion.model.tolist(),
+                    "support": motion.support,
+                    "confidence": round(motion.confidence, 4),
+                }
+                for motion in self.motions
+            ],
+        }
+
+
+def in_words(motions: dict[str, Any]) -> str:
+    """One line about what `Motions.to_dict` gives.
+
+    >>> in_words({"count": 1, "none": 0, "motions": [{"kind": "essential", "support": 90}]})
+    'one motion: 90 matches (essential)'
+    """
+    if not motions["count"]:
+        return "none found"
+    count = f"{motions['count']} motions" if motions["count"] > 1 else "one motion"
+    return f"{count}: " + ", ".join(f"{motion['support']} matches ({motion['kind']})" for motion in motions["motions"])
+
+
+def group_motions(matches: Correspondences, kept: Verdict | Array | None = None, *, seed: int = 0) -> Motions:
+    """Which of the kept matches move together.
+
+    The number of motions is found, not given. A rigid scene is one motion, however many planes it has; things that move
+    on their own are others. Fewer than 8 matches are no motion: a fundamental matrix explains any seven.
+
+    Args:
+        matches: of one pair; camera matrices, where they are known, decide the kind of the models only.
+        kept: a pruner's answer on them, whose probabilities are used; or [N] bool; or nothing, to keep all.
+        seed: of the random starts of the search. The same seed gives the same answer.
+    """
+    if not isinstance(matches, Correspondences):
+        raise InputError(f"matches: expected Correspondences, got {type(matches).__name__}")
+    check_whole_number("seed", seed, 0)
+    mask, probability = _kept(kept, len(matches))
+    points0, points1 = (points[mask] for points in matches.numpy_points())
+    labels = np.full(len(matches), -1, np.int64)
+    if mask.sum() < MIN_SUPPORT:
+        return Motions(labels, ())
+    groups = _grouped(points0, points1, probability[mask], np.random.default_rng(seed))
+    indices = np.flatnonzero(mask)
+    motions = []
+    for number, group in enumerate(sorted(groups, key=lambda group: -len(group.members))):
+        chosen = indices[group.members]
+        labels[chosen] = number
+        kind, model = _model(matches, chosen, group)
+        motions.append(Motion(kind, model, len(chosen), group.confidence))
+    return Motions(labels, tuple(motions))
+
+
+def _kept(kept: Verdict | Array | None, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """[N] bool and [N] probabilities of being right."""
+    probability = np.full(count, PROBABILITY)
+    if kept is None:
+        return np.ones(count, bool), probability
+    given = getattr(kept, "mask", kept)
+    try:
+        mask = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    except (TypeError, ValueError, NotImplementedError):
+        # Lists of uneven lengths, tensors that are sparse or have no data.
+        raise InputError(f"kept: expected a pruner's answer or {count} bool, got {type(given).__name__}") from None
+    if mask.shape != (count,) or (mask.dtype != bool and count):
+        raise InputError(
+            f"kept: expected a pruner's answer on these {count} matches, or as many bool, got {mask.dtype} of shape "
+            f"{mask.shape}"
+        )
+    if hasattr(kept, "logits"):
+        logits = torch.as_tensor(kept.logits).detach().double().cpu()
+        if logits.shape != (count,):
+            raise InputError(f"kept: expected {count} logits, got shape {tuple(logits.shape)}")
+        probability = logits.sigmoid().numpy()
+    return mask.astype(bool), probability
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """A motion, as indices into the kept matches."""
+
+    members: np.ndarray
+    confidence: float
+    scale: float
+    """Of distances, in pixels."""
+    fundamental: np.ndarray | None
+    """For pixels; None for what stays in place."""
+
+
+def _grouped(
+    points0: np.ndarray, points1: np.ndarray, probability: np.ndarray, random: np.random.Generator
+) -> list[_Group]:
+    middle0, middle1 = points0.mean(axis=0), points1.mean(axis=0)
+    spread = ((points0 - middle0) ** 2).sum(axis=1).mean() + ((points1 - middle1) ** 2).sum(axis=1).mean()
+    extent = EXTENT * float(np.sqrt(spread / 2))
+    if extent == 0 or not np.isfinite(extent):
+        return []  # all at one place
+    still = _standing_still(points0, points1, MIN_SCALE * extent)
+    groups = []
+    if still.any():
+        groups.append(_Group(np.flatnonzero(still), float(probability[still].mean()), MIN_SCALE * extent, None))
+    rest = np.flatnonzero(~still)
+    if len(rest) < MIN_SUPPORT:
+        return groups
+    search = Search.of((points0[rest] - middle0) / extent, (points1[rest] - middle1) / extent, probability[rest])
+    state = search.run(random)
+    to_unit0, to_unit1 = (np.array([[1, 0, -x], [0, 1, -y], [0, 0, extent]]) for x, y in (middle0, middle1))
+    for number in _significant(search, state):
+        members = np.flatnonzero(state.labels == number)
+        confidence = float(state.members[members, number].mean())
+        F = to_unit1.T @ state.models[number] @ to_unit0
+        groups.append(_Group(rest[members], confidence, state.scale * extent, F))
+    return groups
+
+
+def _standing_still(points0: np.ndarray, points1: np.ndarray, scale: float) -> np.ndarray:
+    """[N] bool: matches that stay in place before a camera that stands still; none where it moves.
+
+    What stays in place obeys the epipolar geometry of everything that only shifts, and would join it.
+    """
+    shift = np.linalg.norm(points1 - points0, axis=1)
+    still = shift < STILL * scale
+    between = ~still & (shift < CLEARLY * STILL * scale)
+    count = int(still.sum())
+    enough = count >= max(MIN_SUPPORT, STILL_SHARE * len(shift)) and between.sum() <= FEW * count
+    return still if enough else np.zeros_like(still)
+
+
+def _significant(search: Search, state: State) -> list[int]:
+    """Motions that more matches follow than chance would bring, the largest first."""
+    found, tested = [], len(search.rows)
+    # Unit distance is the extent of the image: a random point lies in the band around a line with this probability.
+    chance = min(1.0, 2 * NEAR * state.scale)
+    limit = student(np.array((NEAR * state.scale) ** 2), state.scale)
+    near = state.costs[:, :-1] - search.right[:, None] < limit
+    for number in np.argsort(-state.sizes, kind="stable"):
+        members = state.labels == number
+        agree = int((members & near[:, number]).sum())
+        if members.sum() >= MIN_SUPPORT and log10_false_alarms(tested, agree, chance) < 0:
+            found.append(int(number))
+            tested -= int(members.sum())
+    return found
+
+
+def _model(
+    matches: Correspondences, chosen: np.ndarray, group: _Group
+) -> tuple[Literal["fundamental", "essential", "homography"], np.ndarray]:
+    """The model of a motion, of the simplest kind that explains it."""
+    if group.fundamental is None:
+        return "homography", _of_norm_one(np.eye(3))
+    members = matches[chosen]
+    H = _homography(members, group)
+    if H is not None:
+        return "homography", _of_norm_one(H)
+    if members.K0 is None or members.K1 is None:
+        return "fundamental", _of_norm_one(group.fundamental)
+    return "essential", _essential(members, group)
+
+
+def _essential(members: Correspondences, group: _Group) -> np.ndarray:
+    """[3 x 3] E: the nearest one to the fundamental matrix, then of the least distances."""
+    assert members.K0 is not None and members.K1 is not None and group.fundamental is not None
+    K0, K1 = members.K0.double().cpu(), members.K1.double().cpu()
+    focal = mean_focal(K0, K1)
+    rays = members.normalized().double().cpu()
+    E = K1.mT @ torch.from_numpy(group.fundamental) @ K0
+    R, t, _ = geometry.recover_pose(E, rays[:, :2], rays[:, 2:])
+    camera = {"model": "SIMPLE_PINHOLE", "width": 1, "height": 1, "params": [focal, 0.0, 0.0]}
+    pixels0, pixels1 = (focal * rays[:, :2]).numpy(), (focal * rays[:, 2:]).numpy()
+    pose = poselib.CameraPose()
+    pose.R, pose.t = R.numpy(), t.numpy()
+    loss = {"loss_type": "CAUCHY", "loss_scale": group.scale}
+    pose, _ = poselib.refine_relative_pose(pixels0, pixels1, pose, camera, camera, loss)
+    E = geometry.essential_from_pose(torch.from_numpy(np.array(pose.R)), torch.from_numpy(np.array(pose.t)))
+    return _of_norm_one(E.numpy())
+
+
+def _homography(members: Correspondences, group: _Group) -> np.ndarray | None:
+    """[3 x 3] H, where it explains the matches better than F for its size: the GRIC of Torr (IJCV 2002)."""
+    points0, points1 = members.numpy_points()
+    near = np.arange(len(points0))
+    for _ in range(3):
+        H, _ = cv2.findHomography(points0[near], points1[near])
+        if H is None:
+            return None
+        moved = np.column_stack([points0, np.ones(len(points0))]) @ H.T
+        with np.errstate(divide="ignore", invalid="ignore"):
+            error = ((moved[:, :2] / moved[:, 2:] - points1) ** 2).sum(axis=1) / 2  # noise in both images
+        near = error.argsort(kind="stable")[: max(4, round(TRUSTED * len(error)))]
+    F = torch.from_numpy(group.fundamental)
+    sampson = geometry.sampson_distance(members.points0.double().cpu(), members.points1.double().cpu(), F).numpy()
+
+    def gric(squared: np.ndarray, dimensions: int, parameters: int) -> float:
+        worst = 2 * (4 - dimensions)
+        misfit = np.minimum(np.nan_to_num(squared / group.scale**2, nan=worst, posinf=worst), worst).sum()
+        count = len(squared)
+        return float(misfit + np.log(4) * dimensions * count + np.log(4 * count) * parameters)
+
+    return H if gric(error, 2, 8) < gric(sampson**2, 3, 7) else None
+
+
+def _of_norm_one(model: np.ndarray) -> np.ndarray:
+    return np.asarray(model, np.float64) / np.linalg.norm(model)

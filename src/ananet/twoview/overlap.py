@@ -1,0 +1,136 @@
+"""Do two photos show the same thing at all? A statistical test of the matches between them.
+
+A robust estimator always returns something, and among hundreds of wrong matches some agree with any geometry
+by chance. The a-contrario test (Moisan & Stival, IJCV 2004) asks how many: if matches fell at random, how often
+would a geometry fitted to seven of them be joined by so many others? An expected number of such accidents, the
+number of false alarms (NFA), far below one means that chance is not the explanation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ananet._util.defaults import DISTINCTIVE_RATIO
+from ananet.core import geometry
+from ananet.core.correspondences import Correspondences
+from ananet.errors import InputError
+from ananet.estimators import estimate_fundamental
+
+THRESHOLD_PIXELS = 3.0
+# The largest log10 NFA of photos that overlap. Matches are not quite independent (keypoints cluster, texture
+# repeats), so an NFA below 1 is not enough.
+MAX_LOG10_NFA = -6.0
+# A fundamental matrix follows from this many matches.
+FIT = 7
+SUBSETS = (25, 50, 100, 200, 400)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Whether two photos overlap, and the evidence."""
+
+    found: bool
+    """Whether they overlap."""
+    consistent: int
+    """How many one-to-one matches agree with the best common geometry."""
+    tested: int
+    """How many one-to-one matches there were."""
+    log10_nfa: float
+    """Log10 of the number of false alarms: how often chance is expected to agree this well. Very negative if photos
+    overlap."""
+
+
+def check_overlap(matches: Correspondences, kept: np.ndarray, neighbours: Correspondences | None = None) -> Overlap:
+    """Test whether more matches follow a geometry fitted to the kept ones than chance explains.
+
+    Args:
+        matches: all putative matches, with image sizes, ratios and mutual flags. Only mutual ones are counted, so
+            that many keypoints matched to the same one do not vote many times; the most distinctive ones are
+            also tested by themselves, since a few right matches are lost among many wrong ones.
+        kept: [N] bool, what a pruner kept of them; a geometry is fitted to these.
+        neighbours: nearest neighbours by descriptor, which are counted instead if the matches come from a matcher that
+            looks at positions: those agree with a geometry more often than chance explains.
+    """
+    tested = matches if neighbours is None else neighbours
+    if tested.image_size1 is None or tested.ratio is None or tested.mutual is None:
+        raise InputError("matches: the overlap test expects image_size0, image_size1, ratio and mutual, got less")
+    order = _distinct_best_first(tested)
+    width, height = tested.image_size1
+    # A random point lies near a line with at most this probability: a band across the image, over its area.
+    chance = min(1.0, 2 * THRESHOLD_PIXELS * math.hypot(width, height) / (width * height))
+    subsets = [n for n in SUBSETS if n < len(order)] + [len(order)]
+    distinctive = (tested.mutual & (tested.ratio < DISTINCTIVE_RATIO)).cpu().numpy()
+    best = Overlap(False, 0, len(order), math.inf)
+    # A pruner may fail where the photos do overlap: the most distinctive matches get a try of their own.
+    for fitted in (matches[kept], tested[distinctive]):
+        F = estimate_fundamental(fitted, "magsac", threshold=THRESHOLD_PIXELS)
+        if F is None:
+            continue
+        distance = geometry.epipolar_distance(tested.points0.double().cpu(), tested.points1.double().cpu(), F)
+        agrees = (distance < THRESHOLD_PIXELS).numpy()[order]
+        log10_nfa = min(log10_false_alarms(n, int(agrees[:n].sum()), chance) for n in subsets)
+        log10_nfa += math.log10(2 * len(subsets))
+        if log10_nfa < best.log10_nfa:
+            best = Overlap(log10_nfa < MAX_LOG10_NFA, int(agrees.sum()), len(order), log10_nfa)
+    return best
+
+
+def measure_parallax(matches: Correspondences, R: np.ndarray, noise: float) -> float:
+    """Degrees between the rays of a match once the rotation between the cameras is undone, median over the matches.
+
+    Through a long lens, a small turn and a small shift look alike, and a camera that stood still is given some of
+    both. So where the best rotation alone brings the rays within the noise, what it leaves is the answer.
+
+    Args:
+        matches: calibrated ones that follow the pose.
+        R: [3 x 3] rotation of the pose.
+        noise: of the rays: the estimator's threshold over the focal length.
+    """
+    if len(matches) == 0:
+        return 0.0
+    rays = matches.normalized().double().cpu()
+    rays0, rays1 = (
+        geometry.homogeneous(part) / geometry.homogeneous(part).norm(dim=1, keepdim=True)
+        for part in (rays[:, :2], rays[:, 2:])
+    )
+    # Wahba's problem, by its singular value decomposition.
+    U, _, Vt = torch.linalg.svd(rays1.T @ rays0)
+    U[:, 2] *= torch.linalg.det(U @ Vt).sign()
+    about_pose, about_best = (
+        float((rays1 - rays0 @ rotation.T).norm(dim=1).median()) for rotation in (torch.from_numpy(R), U @ Vt)
+    )
+    chord = min(about_pose, about_best) if about_best < noise else about_pose
+    return math.degrees(2 * math.asin(min(chord / 2, 1.0)))
+
+
+def log10_false_alarms(tested: int, consistent: int, chance: float) -> float:
+    """log10 of (n - 7) C(n, k) C(k, 7) p^(k - 7): tests made, times the chance of each.
+
+    >>> round(log10_false_alarms(400, 60, 0.01))
+    -23
+    >>> log10_false_alarms(400, 12, 0.01) > 0
+    True
+    """
+    if consistent <= FIT:
+        return math.inf
+    tests = math.log10(tested - FIT) + _log10_choose(tested, consistent) + _log10_choose(consistent, FIT)
+    return tests + (consistent - FIT) * math.log10(chance)
+
+
+def _log10_choose(n: int, k: int) -> float:
+    return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(10)
+
+
+def _distinct_best_first(matches: Correspondences) -> np.ndarray:
+    """Indices of mutual matches by rising ratio, one for each place: SIFT often puts several keypoints there."""
+    assert matches.ratio is not None and matches.mutual is not None
+    ratio, mutual = matches.ratio.cpu().numpy(), matches.mutual.cpu().numpy()
+    order = np.argsort(ratio, kind="stable")
+    order = order[mutual[order]]
+    places = torch.cat([matches.points0, matches.points1], dim=1).cpu().numpy()[order].round().astype(np.int64)
+    _, first = np.unique(places, axis=0, return_index=True)
+    return order[np.sort(first)]
