@@ -35,13 +35,9 @@ def main(model_path, matches_path, output_path):
     if channels := json.loads(metadata["side"]):
         known = {name: arrays[name] for name in ("ratio", "mutual") if name in arrays}
         known |= {f"angle{i}": arrays[f"angles{i}"] for i in (0, 1) if f"angles{i}" in arrays}
-        known |= {
         for number, focal in ((0, focal0), (1, focal1)):
             if f"keypoint_sizes{number}" in arrays:
                 known[f"keypoint_size{number}"] = arrays[f"keypoint_sizes{number}"] / focal
-            for i, f in ((0, focal0), (1, focal1))
-            if f"keypoint_sizes{i}" in arrays
-        }
         unknown = np.full(len(first), np.nan)
         side = [known.get(name, unknown) for name in channels]
         inputs["side"] = np.stack(side, axis=-1)[None].astype(np.float32)
