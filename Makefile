@@ -3,13 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test docs lint format clean fuzz kill-test release-check
+.PHONY: demo test coverage docs lint format clean fuzz kill-test release-check
 
+# Bytecode is written for what the demo imports only.
 demo: $(VENV)/.installed
-	$(BIN)/ananet demo -o demo.png
+	PYTHONDONTWRITEBYTECODE= $(BIN)/ananet demo -o demo.png
 
-test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+# One process per core. For one file, or a debugger: .venv/bin/python -m pytest tests/io
+test: $(VENV)/.dev-installed
+	$(BIN)/python -m pytest --numprocesses=auto $(PYTEST)
+
+# The same, and how much of the package the tests run; fails below the floor in pyproject.toml.
+coverage: $(VENV)/.dev-installed
+	$(BIN)/python -m pytest --numprocesses=auto --cov $(PYTEST)
 
 # The site, in site/. A link, an anchor or a name of the reference that leads nowhere fails.
 docs: $(VENV)/.docs-installed
@@ -18,39 +24,47 @@ docs: $(VENV)/.docs-installed
 # Ten minutes of new cases: make fuzz SECONDS=3600 SEED=1000 for more, and for others.
 SECONDS ?= 600
 SEED ?= 0
-fuzz: $(VENV)/.installed
+fuzz: $(VENV)/.dev-installed
 	OPENCV_LOG_LEVEL=SILENT $(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED)
 
 # Commands killed at random moments, each so many times.
 TIMES ?= 30
-kill-test: $(VENV)/.installed
+kill-test: $(VENV)/.dev-installed
 	$(BIN)/python tools/kill_test.py --times $(TIMES)
 
 # Wheel and sdist, each installed in an environment of its own.
-release-check: $(VENV)/.installed
+release-check: $(VENV)/.dev-installed
 	$(BIN)/python tools/release_check.py
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.installed
+format: $(VENV)/.dev-installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+# What `make demo` needs, and no more. Not compiled: bytecode of modules that nobody imports takes 190 MB and some seconds.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ananet needs Python 3.11 or newer; try: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(INSTALL) --no-compile --editable ".[demo]"
 	touch $@
 
-# Not part of the installation above, which a newcomer waits for.
-$(VENV)/.docs-installed: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+# Compiled, since tests start many processes.
+$(VENV)/.dev-installed: $(VENV)/.installed
+	$(INSTALL) --no-compile --editable ".[dev]"
+	-$(BIN)/python -m compileall -q -j 0 $(VENV)/lib
+	touch $@
+
+$(VENV)/.docs-installed: $(VENV)/.dev-installed
+	$(INSTALL) --editable ".[docs]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov

@@ -24,8 +24,10 @@ def camera_at(degrees: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_room(seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Flat things, far ones first: pixels, and [3 x 3] top left corner, right edge and bottom edge. x is right, y is
-    down, z is away from the camera at 0 degrees. Seed 0 is a fixed arrangement, others are random."""
+    """Flat things, far ones first: pixels, and [3 x 3] top left corner, right edge and bottom edge.
+
+    x is right, y is down, z is away from the camera at 0 degrees. Seed 0 is a fixed arrangement, others are random.
+    """
     wall, ground = (cv2.cvtColor(texture(), cv2.COLOR_GRAY2BGR) for texture in (data.brick, data.gravel))
     places = np.array(
         [

@@ -142,8 +142,11 @@ def unrelated(image0: np.ndarray, image1: np.ndarray) -> Case:
 
 
 def shelf(cat: bool = False) -> Case:
-    """A long shelf of equal cups. The camera moves by two cups, so that the second photo shows two of the first's four
-    columns and two new ones that look the same. A cat may take the place of one cup that both photos show."""
+    """A long shelf of equal cups.
+
+    The camera moves by two cups, so that the second photo shows two of the first's four columns and two new ones that
+    look the same. A cat may take the place of one cup that both photos show.
+    """
     cup = cv2.resize(bgr(data.coffee())[20:380, 100:460], (180, 180), interpolation=cv2.INTER_AREA)
     face = cv2.resize(bgr(data.chelsea())[:, 100:400], (180, 180), interpolation=cv2.INTER_AREA)
     step = 205

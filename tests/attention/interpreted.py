@@ -29,7 +29,7 @@ def test_agrees_with_the_reference(shape, form, shared, masked):
 
 
 def test_half_precision():
-    """Error at most twice that of plain PyTorch in the same precision. (The interpreter has no bfloat16 products.)"""
+    """Error at most twice that of plain PyTorch in the same precision; the interpreter has no bfloat16 products."""
     dtype = torch.float16
     query, key, value = (x.to(dtype) for x in inputs(1, 2, 70, 16))
     exact = results("reference", query, key, value, "quadratic")

@@ -27,7 +27,8 @@ class Registry(Generic[Thing]):
     """
 
     def __init__(self, kind: str, homes: Mapping[str, str]) -> None:
-        """
+        """Register classes that are imported when first used.
+
         Args:
             kind: what the things are, for error messages.
             homes: "module:class" by name.

@@ -22,7 +22,8 @@ class Engine(Protocol):
     """Where the heavy step runs, "cpu" or "cuda"."""
 
     def run(self, rows: Sequence[Row], before: Step, heavy: tuple[Any, ...] | None, after: Step) -> Iterator[Row]:
-        """
+        """Run all steps on every batch of rows.
+
         Args:
             before, after: light steps.
             heavy: a class and the arguments it is made with, once in a process; called with rows too.

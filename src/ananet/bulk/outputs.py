@@ -34,7 +34,8 @@ class Counts:
 
 
 def part_path(folder: Path, number: int) -> Path:
-    """
+    """Return the path of a part.
+
     >>> part_path(Path("out"), 7).name
     'part-0000007.parquet'
     """

@@ -126,8 +126,11 @@ def smallest_eigenvector(matrices: Tensor) -> Tensor:
 
 
 def _by_powers_of_inverse(matrices: Tensor, unit: Tensor) -> Tensor:
-    """[... x n] the eigenvector in plain operations: unlike `torch.linalg.eigh` they never make the host wait for a
-    GPU, so that a CUDA graph can hold them, and exporters know them."""
+    """[... x n] the eigenvector in plain operations.
+
+    Unlike `torch.linalg.eigh` they never make the host wait for a GPU, so that a CUDA graph can hold them, and
+    exporters know them.
+    """
     # Enough to keep rounding from making it indefinite.
     power = _inverse_of_positive(matrices + 256 * torch.finfo(matrices.dtype).eps * unit)
     for _ in range(SQUARINGS):

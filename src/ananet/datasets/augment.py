@@ -24,7 +24,7 @@ class Draw:
         self.ones = torch.ones(batch_size, device=generator.device)
 
     def uniform(self) -> Tensor:
-        """[B]"""
+        """[B] numbers."""
         return self.uniform_like(self.ones)
 
     def uniform_like(self, values: Tensor) -> Tensor:

@@ -418,8 +418,11 @@ def _transfer(
 
 
 def _localisation_error(draw: _Draw, settings: SyntheticSettings, count: int) -> Tensor:
-    """[B x N x 2] in pixels. Each problem has its own scale, and each match varies around it: measured, the 90th
-    percentile of the distance to the epipolar line is 5 times the median, where a normal law has 2.4."""
+    """[B x N x 2] in pixels.
+
+    Each problem has its own scale, and each match varies around it: measured, the 90th percentile of the distance to
+    the epipolar line is 5 times the median, where a normal law has 2.4.
+    """
     scale = draw.log_uniform(*settings.noise, 1) * (0.8 * draw.normal(count)).exp()
     return scale[..., None] * draw.normal(count, 2)
 
@@ -451,8 +454,7 @@ def _wrong_targets(
     t: Tensor,
     camera: _Camera,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What nearest neighbours find where the right match is missing or loses: popular targets, repeated ones, whole
-    patches found elsewhere, near misses.
+    """Wrong matches as nearest neighbours find them: popular or repeated targets, displaced patches, near misses.
 
     Returns points [B x N x 2], an identity of each match's target [B x N], equal for equal targets, and the mean of
     1 - ratio [B x N].
@@ -496,9 +498,9 @@ def _popular_targets(
 def _repeated_targets(
     draw: _Draw, scene: _Scene, rays0: Tensor, region: Tensor, body: Tensor, R: Tensor, t: Tensor, camera: _Camera
 ) -> tuple[Tensor, Tensor]:
-    """The same thing one or two periods further on the same surface, most matches of a region by the same step: points
-    [B x N x 2], and whether there is such a thing [B x N].
+    """Matches to a repetition of the same thing, one or two periods further on the same surface.
 
+    Returns points [B x N x 2], and whether there is a repetition [B x N]. Most matches of a region have the same step.
     Such matches agree with each other, and lie near the epipolar line where the step does.
     """
     count, regions = rays0.shape[1], scene.seeds.shape[1]

@@ -130,8 +130,11 @@ def join(tables: Sequence[PairTable]) -> PairTable:
 def table_from_arrays(
     images: Sequence[dict[str, np.ndarray | None]], pairs: Sequence[dict[str, np.ndarray]]
 ) -> PairTable:
-    """A table of images (`points`, `sizes`, `angles`, `K`, `image_size`) and pairs (`images`, `R`, `t`, `index`,
-    `ratio`, `mutual`)."""
+    """Concatenate images and pairs into a table.
+
+    Images have `points`, `sizes`, `angles`, `K` and `image_size`; pairs have `images`, `R`, `t`, `index`, `ratio` and
+    `mutual`.
+    """
 
     def starts(lengths: Iterable[int]) -> Tensor:
         return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64))

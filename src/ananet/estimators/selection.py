@@ -39,7 +39,7 @@ def one_to_one(matches: Correspondences, kept: Tensor, logits: Tensor) -> Tensor
     return kept & (doubted == ranked)
 
 
-def all_kept(matches: Correspondences, kept: Tensor, logits: Tensor) -> Tensor:
+def all_kept(_matches: Correspondences, kept: Tensor, _logits: Tensor) -> Tensor:
     """All kept matches, as the paper does."""
     return kept
 

@@ -123,7 +123,7 @@ def table_1(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
     ]
 
 
-def table_3(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
+def table_3(evaluations: Sequence[Evaluation], _estimator: str) -> Rows:
     """Kept matches: Method, Precision, Recall, F1, in percent."""
     rows = []
     for evaluation in evaluations:

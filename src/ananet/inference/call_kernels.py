@@ -91,8 +91,10 @@ def _number(address, offset, single, inside):
 
 @triton.jit
 def _camera(K, single, some):
-    """fx, skew, cx, fy and cy of a camera matrix; and 1 unless it is [[fx s cx] [0 fy cy] [0 0 1]] with positive fx and
-    fy, all finite: comparisons with NaN are False."""
+    """fx, skew, cx, fy and cy of a camera matrix, and 1 if it is invalid, else 0.
+
+    Valid is [[fx s cx] [0 fy cy] [0 0 1]] with positive fx and fy, all finite: comparisons with NaN are False.
+    """
     fx, skew, cx = _number(K, 0, single, some), _number(K, 1, single, some), _number(K, 2, single, some)
     fy, cy = _number(K, 4, single, some), _number(K, 5, single, some)
     finite = (tl.abs(skew) < float("inf")) & (tl.abs(cx) < float("inf")) & (tl.abs(cy) < float("inf"))

@@ -102,8 +102,11 @@ class Shape(NamedTuple):
         )
 
     def split(self, numbers: Any) -> Packed:
-        """Cameras [B x numbers], addresses within [B x 4], starts [B + 1], pixels [2 x capacity x 2] and side numbers
-        [k x capacity]."""
+        """Split a buffer into its arrays.
+
+        Cameras [B x numbers], addresses within [B x 4], starts [B + 1], pixels [2 x capacity x 2] and side numbers
+        [k x capacity].
+        """
         cameras = self.batch * self.camera_numbers
         side = self.header + 4 * self.capacity
         whole = torch.int64 if isinstance(numbers, Tensor) else np.int64

@@ -307,7 +307,7 @@ def register() -> None:
 def _matcher(base: type, module: str) -> type:
     """hloc's matcher, made here since its base class is known only where hloc is installed."""
 
-    def _init(self: Any, conf: Mapping[str, Any]) -> None:
+    def _init(self: Any, conf: Mapping[str, Any]) -> None:  # noqa: ARG001
         self.pruner = None
 
     def _forward(self: Any, data: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -58,7 +58,8 @@ class MixedBatches:
         table_of: MixedBatches | None = None,
         stream_prefix: str = "",
     ) -> None:
-        """
+        """Mix pairs into batches.
+
         Args:
             table_of: another mix of the same pairs, whose table on the device serves both.
             stream_prefix: of the names of its random streams: mixes of one seed have streams of their own.

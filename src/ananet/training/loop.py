@@ -329,7 +329,8 @@ def _stop_if_broken(loss: float, norm: float, step: int, run: Path) -> None:
 
 
 def _duration(seconds: float) -> str:
-    """
+    """Return a duration in words.
+
     >>> _duration(50), _duration(7200), _duration(400_000)
     ('50 s', '2 hours', '5 days')
     """
@@ -362,7 +363,7 @@ def _copy_weights(network: Network, path: str | Path) -> None:
 
 
 def _join_processes() -> tuple[int, int]:
-    """This process's number and how many there are; torchrun tells through the environment."""
+    """Return the rank of this process and the number of processes, as torchrun's environment has them."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")

@@ -18,8 +18,11 @@ from ananet.training.muon import OPTIMIZERS
 
 @dataclass(frozen=True)
 class TrainSettings(Settings):
-    """A training run. Sections `[network]`, `[batches]` and `[small_batches]` of the TOML file are settings of their
-    own; `name` in the first picks the network."""
+    """Settings of a training run.
+
+    Sections `[network]`, `[batches]` and `[small_batches]` of the TOML file are settings of their own; `name` in the
+    first picks the network.
+    """
 
     pairs: str | None = None
     """Training pairs, from `ananet data build`, or an OANet dump; several are separated by commas; without any,

@@ -146,9 +146,9 @@ def draw_motions(
     caption: str = "",
     height: int = PANEL_HEIGHT,
 ) -> np.ndarray:
-    """Two photos side by side, and matches in the colour of their motion, the largest yellow; matches of none are not
-    drawn.
+    """Draw two photos side by side, and matches in the colour of their motion, the largest yellow.
 
+    Matches that belong to no motion are not drawn.
     End points are discs, squares, triangles and diamonds in turn, so that motions differ by more than colour. At most
     400 matches are drawn, chosen at random; the caption then says so.
 

@@ -1,5 +1,8 @@
-"""ANA-Net on a GPU with Triton: three kernels per block do the work and a few more the feedback, in half precision with
-single-precision sums, recorded once as a CUDA graph for each size of batch."""
+"""ANA-Net on a GPU with Triton.
+
+Three kernels per block do the work and a few more the feedback, in half precision with single-precision sums, recorded
+once as a CUDA graph for each size of batch.
+"""
 
 from __future__ import annotations
 

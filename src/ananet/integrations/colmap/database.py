@@ -51,7 +51,8 @@ class Pair(NamedTuple):
 
     @classmethod
     def of(cls, number: int) -> Pair:
-        """
+        """Read COLMAP's number of a pair.
+
         >>> Pair.of(2147483649)
         Pair(first=1, second=2)
         """
