@@ -304,7 +304,7 @@ def test_a_camera_that_only_turned(photos, tmp_path, run):
     pose = json.loads(run(*both, "--json")[1])["pose"]
     assert pose["rotation_only"] and pose["parallax_degrees"] < 0.5
     moved = run("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", "--focal", 995, *FAST)[1]
-    assert "pose       poselib at 0.75 px of kept matches that are one to one" in moved and "hardly moved" not in moved
+    assert "pose       poselib, 0.75 px, one-to-one matches: " in moved and "hardly moved" not in moved
 
 
 def test_nothing_kept(photos, tmp_path, run):

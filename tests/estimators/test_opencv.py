@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from ananet.estimators import load_estimator
-from ananet.estimators.opencv import CONFIDENCE, _split
+from ananet.estimators.opencv import RANSAC, _split
 
 
 def test_stacks_and_nothing_are_guarded():
@@ -15,7 +15,7 @@ def test_stacks_and_nothing_are_guarded():
 
 @pytest.mark.parametrize("name", ["ransac", "magsac"])
 def test_the_default_confidence_is_poselibs(name):
-    assert load_estimator(name).confidence == CONFIDENCE == 0.99999
+    assert load_estimator(name).confidence == RANSAC.default_confidence == 0.99999
     assert load_estimator(name, confidence=0.9).confidence == 0.9
 
 

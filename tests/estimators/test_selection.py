@@ -1,4 +1,4 @@
-"""What an estimator gets of a pruner's answer."""
+"""Which of the kept matches an estimator uses."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,10 @@ import torch
 
 from ananet import Correspondences, InputError, Pruned, estimate_pose
 from ananet.estimators import load_estimator
-from ananet.estimators.selection import MATCH_SELECTIONS, MIN_SELECTED, select_matches
+from ananet.estimators.selection import IN_WORDS, MIN_SELECTED, select_matches
 
 
-def verdict(mask, logits=None) -> Pruned:
+def pruned(mask, logits=None) -> Pruned:
     mask = np.asarray(mask)
     logits = np.where(mask, 2.0, -2.0).astype(np.float32) if logits is None else np.asarray(logits, np.float32)
     return Pruned(mask, 1 / (1 + np.exp(-logits)), logits)
@@ -23,12 +23,12 @@ def line(n: int, **more) -> Correspondences:
 
 def test_all_kept():
     mask = np.arange(60) % 2 == 0
-    assert select_matches(line(60), verdict(mask), "all").tolist() == mask.tolist()
+    assert select_matches(line(60), pruned(mask), "all").tolist() == mask.tolist()
 
 
 def test_mutual_ones_where_that_is_known():
     mask, mutual = np.arange(100) < 80, np.arange(100) % 2 == 0
-    assert select_matches(line(100, mutual=mutual), verdict(mask), "one-to-one").tolist() == (mask & mutual).tolist()
+    assert select_matches(line(100, mutual=mutual), pruned(mask), "one-to-one").tolist() == (mask & mutual).tolist()
 
 
 def test_otherwise_the_best_of_conflicting_ones():
@@ -39,28 +39,28 @@ def test_otherwise_the_best_of_conflicting_ones():
     matches = matches.replace(points1=points1)
     logits = np.full(60, 2.0)
     logits[59] = 1.0
-    assert select_matches(matches, verdict(np.ones(60, bool), logits), "one-to-one").tolist() == [True] * 59 + [False]
+    assert select_matches(matches, pruned(np.ones(60, bool), logits), "one-to-one").tolist() == [True] * 59 + [False]
     # What was not kept outdoes nothing.
     logits[0] = -1.0
-    found = select_matches(matches, verdict(logits > 0, logits), "one-to-one")
+    found = select_matches(matches, pruned(logits > 0, logits), "one-to-one")
     assert found.tolist() == [False] + [True] * 59
 
 
 def test_without_cameras_and_sizes_nobody_knows_what_is_apart():
     points = np.zeros((50, 2))
     matches = Correspondences(points, points + np.arange(50)[:, None])
-    assert select_matches(matches, verdict(np.ones(50, bool)), "one-to-one").all()
+    assert select_matches(matches, pruned(np.ones(50, bool)), "one-to-one").all()
 
 
 def test_few_are_not_made_fewer():
     n = MIN_SELECTED
     matches = line(n, mutual=np.arange(n) > 0)
-    assert select_matches(matches, verdict(np.ones(n, bool)), "one-to-one").all()
+    assert select_matches(matches, pruned(np.ones(n, bool)), "one-to-one").all()
 
 
-@pytest.mark.parametrize("rule", MATCH_SELECTIONS)
+@pytest.mark.parametrize("rule", IN_WORDS)
 def test_nothing(rule):
-    assert select_matches(line(0), verdict(np.zeros(0, bool)), rule).shape == (0,)
+    assert select_matches(line(0), pruned(np.zeros(0, bool)), rule).shape == (0,)
 
 
 def test_tensors_on_any_side():
@@ -70,7 +70,7 @@ def test_tensors_on_any_side():
 
 @pytest.mark.parametrize("name", ["poselib", "ransac", "magsac"])
 def test_a_pose_of_a_pruners_answer(name, problem):
-    kept = verdict(problem.inlier)
+    kept = pruned(problem.inlier)
     pose = estimate_pose(problem.matches, name, kept=kept)
     assert pose is not None and pose.inliers.shape == problem.inlier.shape
     assert not pose.inliers[~problem.inlier].any()
@@ -78,9 +78,9 @@ def test_a_pose_of_a_pruners_answer(name, problem):
 
 
 def test_wrong_answers_are_told(problem):
-    with pytest.raises(InputError, match=r"kept: expected the answer on these \d+ matches, got 3"):
-        estimate_pose(problem.matches, kept=verdict([True] * 3))
-    with pytest.raises(InputError, match="kept: expected a pruner's answer, .* got ndarray"):
+    with pytest.raises(InputError, match=r"kept: expected the result for these \d+ matches, got 3"):
+        estimate_pose(problem.matches, kept=pruned([True] * 3))
+    with pytest.raises(InputError, match="kept: expected a pruner's result, .* got ndarray"):
         estimate_pose(problem.matches, kept=problem.inlier)
     with pytest.raises(InputError, match="match_selection: expected one of one-to-one, all, got 'best'"):
         load_estimator("poselib", match_selection="best")

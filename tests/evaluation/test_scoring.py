@@ -136,7 +136,7 @@ def test_options_of_a_name_go_before_the_settings():
 def test_poselib_has_options_and_a_default_confidence_of_its_own(pair):
     name = "poselib@loss=huber@match_selection=all@threshold=1"
     settings = PoseSettings((name, "poselib"))
-    own = "poselib, threshold 0.75 px / mean focal length, confidence its default, kept matches that are one to one"
+    own = "poselib, threshold 0.75 px / mean focal length, confidence its default, one-to-one matches"
     assert settings.describe("poselib") == own
     other = "poselib, threshold 1 px / mean focal length, confidence its default, all kept matches, loss huber"
     assert settings.describe(name) == other

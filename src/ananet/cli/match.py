@@ -599,7 +599,7 @@ def _print(result: dict[str, Any]) -> None:
     pose = result["pose"]
     if pose:
         used = IN_WORDS[pose["match_selection"]]
-        print(f"pose       {pose['estimator']} at {pose['threshold_pixels']:g} px of {used}, {pose['inliers']} inliers")
+        print(f"pose       {pose['estimator']}, {pose['threshold_pixels']:g} px, {used}: {pose['inliers']} inliers")
         if pose["rotation_only"]:
             print("           only the rotation can be trusted: the camera hardly moved")
         print("  R  " + np.array2string(np.array(pose["R"]), precision=5, suppress_small=True, prefix="  R  "))

@@ -1,4 +1,4 @@
-"""Two-view geometry from matches, each estimator behind the same two calls."""
+"""Robust estimation of two-view geometry from matches."""
 
 from ananet.estimators.base import Estimator, Pose
 from ananet.estimators.registry import ESTIMATORS, estimate_fundamental, estimate_pose, load_estimator

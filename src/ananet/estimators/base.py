@@ -1,10 +1,9 @@
-"""What every estimator has in common: matches in, one two-view geometry out."""
+"""Base of all estimators: matches in, one two-view geometry out."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -16,9 +15,8 @@ from ananet.core import geometry
 from ananet.core.cameras import mean_focal
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.estimators.selection import Verdict, select_matches
+from ananet.estimators.selection import MatchSelection, PruningResult, select_matches
 
-# A pose follows from 5 matches, a fundamental matrix from 7 or 8.
 MIN_FOR_POSE, MIN_FOR_FUNDAMENTAL = 5, 8
 
 
@@ -31,30 +29,25 @@ class Pose:
     t: np.ndarray
     """[3] direction of the translation."""
     inliers: np.ndarray
-    """[N] bool: matches within the threshold of this pose's epipolar geometry; if a pruner's answer was given, only
-    kept ones."""
-
-
-MatchSelection = Literal["one-to-one", "all"]
+    """[N] bool: matches within the threshold of the epipolar geometry; only kept ones if `kept` was given."""
 
 
 class Estimator(ABC):
-    """Finds the geometry that most matches follow. A subclass implements `find_pose` and `find_fundamental`.
+    """Robust estimation of two-view geometry. A subclass implements `find_pose` and `find_fundamental`.
 
     Args:
         threshold: inlier threshold in pixels; None for the estimator's default.
-        confidence: sampling stops when the best answer is found with this probability; None for the default.
-        use_scores: draw samples from the best matches first (PROSAC), by `matches.scores` or, where a pruner's answer
-            is given, by its scores. Saves iterations.
-        match_selection: which kept matches it uses: "all" of them, or those that are "one-to-one"; None
-            for the estimator's default.
+        confidence: sampling stops at this probability of having found the best model; None for the default.
+        use_scores: sample the best matches first (PROSAC), by the pruner's scores if `kept` is given, else by
+            `matches.scores`. Saves iterations.
+        match_selection: which kept matches to use: "all", or only those that are "one-to-one"; None for the default.
     """
 
     name: str
     can_use_scores = True
     default_threshold = THRESHOLD_PIXELS
     default_confidence: float | None = None
-    """None where the library behind it has its own."""
+    """None for the default of the wrapped library."""
     default_match_selection: MatchSelection = "all"
 
     def __init__(
@@ -74,30 +67,27 @@ class Estimator(ABC):
 
     @abstractmethod
     def find_pose(self, matches: Correspondences) -> tuple[Tensor, Tensor] | None:
-        """R [3 x 3] and t [3] of length 1, float64, of five or more calibrated matches; None if there is no answer."""
+        """R [3 x 3] and t [3] of length 1, float64, of five or more calibrated matches; None if none was found."""
 
     @abstractmethod
     def find_fundamental(self, matches: Correspondences) -> Tensor | None:
-        """[3 x 3] float64 fundamental matrix of eight or more matches in pixels; None if there is no answer."""
+        """[3 x 3] float64 fundamental matrix of eight or more matches in pixels; None if none was found."""
 
-    def pose(self, matches: Correspondences, kept: Verdict | None = None) -> Pose | None:
-        """Relative pose of two calibrated cameras; None if there is no answer, as for fewer than 5 matches.
+    def pose(self, matches: Correspondences, kept: PruningResult | None = None) -> Pose | None:
+        """Relative pose of two calibrated cameras; None if none was found, or for fewer than 5 matches.
 
         Args:
-            kept: a pruner's answer on these matches, of which the estimator uses those that its `match_selection`
-                says; without one it uses all matches.
+            kept: a pruner's result on these matches; `match_selection` decides which of them are used. None uses all.
         """
         _check_matches(matches)
         if matches.K0 is None or matches.K1 is None:
             raise InputError("matches: a pose needs camera matrices, expected K0 and K1, got none")
-        taken = matches
+        used = matches
         if kept is not None:
-            chosen = self.taken(matches, kept)
-            taken = matches.with_scores(torch.as_tensor(kept.logits).sigmoid())[chosen]
-        sampled = self._best_first(taken)
-        if len(taken) < MIN_FOR_POSE:
-            return None
-        found = self.find_pose(sampled)
+            selected = self.taken(matches, kept)
+            used = matches.with_scores(torch.as_tensor(kept.logits).sigmoid())[selected]
+        used = self._sorted(used)
+        found = self.find_pose(used) if len(used) >= MIN_FOR_POSE else None
         if found is None:
             return None
         R, t = found
@@ -108,29 +98,29 @@ class Estimator(ABC):
             inliers &= torch.as_tensor(kept.mask).cpu()
         return Pose(R.numpy(), t.numpy(), inliers.numpy())
 
-    def taken(self, matches: Correspondences, kept: Verdict) -> Tensor:
-        """[N] bool: which of the kept matches the estimator uses."""
+    def taken(self, matches: Correspondences, kept: PruningResult) -> Tensor:
+        """[N] bool: the kept matches that `match_selection` selects."""
         if not hasattr(kept, "mask") or not hasattr(kept, "logits"):
             raise InputError(
-                f"kept: expected a pruner's answer, as `pruner(matches)` gives it, got {type(kept).__name__}"
+                f"kept: expected a pruner's result, as `pruner(matches)` returns it, got {type(kept).__name__}"
             )
         if len(kept.mask) != len(matches):
-            raise InputError(f"kept: expected the answer on these {len(matches)} matches, got {len(kept.mask)}")
+            raise InputError(f"kept: expected the result for these {len(matches)} matches, got {len(kept.mask)}")
         return select_matches(matches, kept, self.match_selection)
 
     def fundamental(self, matches: Correspondences) -> Tensor | None:
-        """[3 x 3] float64 fundamental matrix of matches in pixels; None if there is no answer (fewer than 8, say)."""
+        """[3 x 3] float64 fundamental matrix of matches in pixels; None if none was found, or for fewer than 8."""
         _check_matches(matches)
-        sampled = self._best_first(matches)
-        return None if len(matches) < MIN_FOR_FUNDAMENTAL else self.find_fundamental(sampled)
+        used = self._sorted(matches)
+        return self.find_fundamental(used) if len(matches) >= MIN_FOR_FUNDAMENTAL else None
 
     def ray_threshold(self, matches: Correspondences) -> float:
         """The threshold for calibrated points."""
         assert matches.K0 is not None and matches.K1 is not None
         return self.threshold / mean_focal(matches.K0, matches.K1)
 
-    def _best_first(self, matches: Correspondences) -> Correspondences:
-        """The matches to sample from, best first if their scores are to be used."""
+    def _sorted(self, matches: Correspondences) -> Correspondences:
+        """Best matches first if `use_scores`."""
         if not self.use_scores:
             return matches
         if matches.scores is None:

@@ -1,4 +1,4 @@
-"""The weighted eight-point answer: no sampling, every match counts as much as its score says."""
+"""The weighted eight-point algorithm: no sampling, every match weighted by its score."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from ananet.estimators.base import MIN_FOR_FUNDAMENTAL, Estimator
 
 
 class EightPoint(Estimator):
-    """Weighted least squares: what networks are trained to weigh matches for. One wrong match of weight spoils it."""
+    """Weighted least squares, the loss of learned pruners. A single wrong match with a large weight spoils it."""
 
     name = "eight-point"
     can_use_scores = False
 
     def find_pose(self, matches: Correspondences) -> tuple[Tensor, Tensor] | None:
-        rays = matches.normalized().double().cpu()
-        weights = _weights(matches)
-        if not _enough(weights):
+        rays, weights = matches.normalized().double().cpu(), _weights(matches)
+        E = _solve(rays[:, :2], rays[:, 2:], weights)
+        if E is None:
             return None
-        E = geometry.weighted_eight_point(rays[:, :2], rays[:, 2:], weights)
-        if not E.isfinite().all():
-            return None  # coordinates whose squares overflow
-        counting = weights > 0
-        R, t, _ = geometry.recover_pose(E, rays[counting, :2], rays[counting, 2:])
+        used = weights > 0
+        R, t, _ = geometry.recover_pose(E, rays[used, :2], rays[used, 2:])
         return R, t
 
     def find_fundamental(self, matches: Correspondences) -> Tensor | None:
-        weights = _weights(matches)
-        if not _enough(weights):
-            return None
-        points0, points1 = (points.double().cpu() for points in (matches.points0, matches.points1))
-        F = geometry.weighted_eight_point(points0, points1, weights)
-        if not F.isfinite().all():
+        F = _solve(matches.points0.double().cpu(), matches.points1.double().cpu(), _weights(matches))
+        if F is None:
             return None
         U, values, V = torch.linalg.svd(F)
         return U[:, :2] * values[:2] @ V[:2]  # of rank 2
 
 
+def _solve(points0: Tensor, points1: Tensor, weights: Tensor) -> Tensor | None:
+    """[3 x 3]; None for fewer than 8 weighted matches, or coordinates with squares that overflow."""
+    if int((weights > 0).sum()) < MIN_FOR_FUNDAMENTAL:
+        return None
+    found = geometry.weighted_eight_point(points0, points1, weights)
+    return found if found.isfinite().all() else None
+
+
 def _weights(matches: Correspondences) -> Tensor:
-    """[N] the paper's relu(tanh(logit)) of scores that are probabilities; without scores all count the same."""
+    """[N] the paper's relu(tanh(logit)) of scores that are probabilities; ones without scores."""
     if matches.scores is None:
         return torch.ones(len(matches), dtype=torch.float64)
     p = matches.scores.double().cpu()
@@ -51,7 +52,3 @@ def _weights(matches: Correspondences) -> Tensor:
             f"matches.scores: eight-point expects probabilities from 0 to 1, got {p.min():g} to {p.max():g}"
         )
     return ((2 * p - 1) / (p.square() + (1 - p).square())).clamp_min(0)
-
-
-def _enough(weights: Tensor) -> bool:
-    return int((weights > 0).sum()) >= MIN_FOR_FUNDAMENTAL

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any
 
 import cv2
@@ -14,33 +13,26 @@ from ananet.core import geometry
 from ananet.core.correspondences import Correspondences
 from ananet.estimators.base import Estimator
 
-CONFIDENCE = 0.99999
 MAX_ITERATIONS = 10_000
 
 
-class OpenCVEstimator(Estimator):
-    """What OpenCV's estimators share."""
+class RANSAC(Estimator):
+    """OpenCV's RANSAC, as in the paper."""
 
-    default_confidence = CONFIDENCE
-
-    @abstractmethod
-    def essential(self, rays0: np.ndarray, rays1: np.ndarray, threshold: float) -> np.ndarray | None:
-        """OpenCV's essential matrix, or several of them stacked."""
-
-    @abstractmethod
-    def fundamental_matrix(self, points0: np.ndarray, points1: np.ndarray) -> np.ndarray | None:
-        """OpenCV's fundamental matrix, or several of them stacked."""
+    name = "ransac"
+    can_use_scores = False
+    default_confidence = 0.99999
 
     def find_pose(self, matches: Correspondences) -> tuple[Tensor, Tensor] | None:
-        # OpenCV gets rays and the identity for a camera, since the two cameras may differ.
+        # Rays and an identity camera, since the two cameras may differ.
         rays = matches.normalized().double().cpu()
         rays0, rays1 = rays[:, :2], rays[:, 2:]
         threshold = self.ray_threshold(matches)
         try:
-            E = self.essential(rays0.numpy(), rays1.numpy(), threshold)
+            E = self._essential(rays0.numpy(), rays1.numpy(), threshold)
         except cv2.error:
             return None
-        # Five points can have several solutions: the one with most points in front of both cameras wins.
+        # Five points can have several solutions: take the one with most points in front of both cameras.
         best: tuple[Tensor, Tensor] | None = None
         most_in_front = -1
         for candidate in _split(E):
@@ -53,40 +45,34 @@ class OpenCVEstimator(Estimator):
 
     def find_fundamental(self, matches: Correspondences) -> Tensor | None:
         try:
-            F = self.fundamental_matrix(*matches.numpy_points())
+            F = self._fundamental(*matches.numpy_points())
         except cv2.error:
             return None
         return next(iter(_split(F)), None)
 
-
-class RANSAC(OpenCVEstimator):
-    """OpenCV's RANSAC: what the paper uses."""
-
-    name = "ransac"
-    can_use_scores = False
-
-    def essential(self, rays0: np.ndarray, rays1: np.ndarray, threshold: float) -> np.ndarray | None:
+    def _essential(self, rays0: np.ndarray, rays1: np.ndarray, threshold: float) -> np.ndarray | None:
         return cv2.findEssentialMat(rays0, rays1, np.eye(3), cv2.RANSAC, self.confidence, threshold)[0]
 
-    def fundamental_matrix(self, points0: np.ndarray, points1: np.ndarray) -> np.ndarray | None:
+    def _fundamental(self, points0: np.ndarray, points1: np.ndarray) -> np.ndarray | None:
         method = cv2.FM_RANSAC
         return cv2.findFundamentalMat(points0, points1, method, self.threshold, self.confidence, MAX_ITERATIONS)[0]
 
 
-class MAGSAC(OpenCVEstimator):
+class MAGSAC(RANSAC):
     """OpenCV's MAGSAC++: less sensitive to the threshold than RANSAC."""
 
     name = "magsac"
+    can_use_scores = True
 
-    def essential(self, rays0: np.ndarray, rays1: np.ndarray, threshold: float) -> np.ndarray | None:
+    def _essential(self, rays0: np.ndarray, rays1: np.ndarray, threshold: float) -> np.ndarray | None:
         eye = np.eye(3)
         return cv2.findEssentialMat(rays0, rays1, eye, eye, None, None, self._options(threshold))[0]
 
-    def fundamental_matrix(self, points0: np.ndarray, points1: np.ndarray) -> np.ndarray | None:
+    def _fundamental(self, points0: np.ndarray, points1: np.ndarray) -> np.ndarray | None:
         return cv2.findFundamentalMat(points0, points1, self._options(self.threshold))[0]
 
     def _options(self, threshold: float) -> Any:
-        """OpenCV's MAGSAC++ preset, with progressive sampling if matches come best first."""
+        """OpenCV's MAGSAC++ preset, with PROSAC sampling if `use_scores`."""
         options = cv2.UsacParams()
         options.score = cv2.SCORE_METHOD_MAGSAC
         options.loMethod = cv2.LOCAL_OPTIM_SIGMA
@@ -101,7 +87,7 @@ class MAGSAC(OpenCVEstimator):
 
 
 def _split(matrices: np.ndarray | None) -> list[Tensor]:
-    """OpenCV answers with a 3 x 3 matrix, several stacked to 3k x 3, or nothing at all: a list of the good ones."""
+    """The valid matrices in OpenCV's output: one of 3 x 3, several stacked to 3k x 3, or none."""
     if matrices is None or matrices.size == 0:
         return []
     return [torch.from_numpy(M.copy()) for M in matrices.reshape(-1, 3, 3) if np.isfinite(M).all() and M.any()]

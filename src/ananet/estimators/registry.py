@@ -1,7 +1,4 @@
-"""Two-view geometry from matches, each estimator behind the same two calls.
-
-A new estimator is one file with a subclass of `Estimator`, and one line here.
-"""
+"""Estimators by name. A new one is a file with a subclass of `Estimator`, and one line here."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from ananet._util.defaults import ESTIMATOR
 from ananet._util.names import Registry
 from ananet.core.correspondences import Correspondences
 from ananet.estimators.base import Estimator, Pose
-from ananet.estimators.selection import Verdict
+from ananet.estimators.selection import PruningResult
 
 ESTIMATORS: Registry[Estimator] = Registry(
     "estimator",
@@ -28,10 +25,10 @@ ESTIMATORS: Registry[Estimator] = Registry(
 
 
 def load_estimator(estimator: str = ESTIMATOR, **options: Any) -> Estimator:
-    """An estimator with its options, ready to be called.
+    """Load an estimator.
 
     Args:
-        estimator: a name; options may come with it, each after an "@": "poselib@loss=cauchy@loss_scale=0.25".
+        estimator: a name, with options if needed, such as "poselib@loss=cauchy@loss_scale=0.25".
         options: settings of the estimator, such as `threshold` in pixels and `confidence`.
 
     >>> load_estimator("magsac", threshold=2)
@@ -41,22 +38,22 @@ def load_estimator(estimator: str = ESTIMATOR, **options: Any) -> Estimator:
 
 
 def estimate_pose(
-    matches: Correspondences, estimator: str = ESTIMATOR, *, kept: Verdict | None = None, **options: Any
+    matches: Correspondences, estimator: str = ESTIMATOR, *, kept: PruningResult | None = None, **options: Any
 ) -> Pose | None:
-    """Relative pose of two calibrated cameras; None if there is no answer.
+    """Estimate the relative pose of two calibrated cameras; None if none was found.
 
     Args:
         matches: calibrated matches (with K0 and K1), at least 5 of them.
         estimator: "poselib" (LO-RANSAC and refinement), "ransac" (OpenCV), "magsac" (OpenCV's MAGSAC++) or
             "eight-point" (least squares weighted by scores, as in the papers of learned pruners).
-        kept: a pruner's answer on these matches; the estimator's `match_selection` says which of them it uses.
+        kept: a pruner's result on these matches; `match_selection` decides which of them are used.
         options: as for `load_estimator`: `threshold` in pixels, `confidence`, `use_scores`, `match_selection`.
     """
     return load_estimator(estimator, **options).pose(matches, kept)
 
 
 def estimate_fundamental(matches: Correspondences, estimator: str = ESTIMATOR, **options: Any) -> Tensor | None:
-    """[3 x 3] float64 fundamental matrix of matches in pixels; None if there is no answer (fewer than 8, say).
+    """Estimate the [3 x 3] float64 fundamental matrix of matches in pixels; None if none was found.
 
     Arguments as for `estimate_pose`; camera matrices are not used.
     """

@@ -1,15 +1,13 @@
-"""The hand-over: which of the matches that a pruner keeps an estimator gets.
+"""Match selection: which of the kept matches an estimator uses.
 
-What makes kept matches complete and what makes a pose precise are two decisions. A pruner keeps every match that is
-likely right. An estimator does better without those that share a point with another: they lie along the epipolar line
-mostly by chance, and bend the pose.
+A pruner keeps every match that is likely right. Matches that share a point with another mostly lie along the epipolar
+line by chance and bias the pose, so estimators do better without them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +15,14 @@ from torch import Tensor
 from ananet.core.conflicts import penalize_conflicts
 from ananet.core.correspondences import Correspondences
 
+MatchSelection = Literal["one-to-one", "all"]
+IN_WORDS = {"one-to-one": "one-to-one matches", "all": "all kept matches"}
+# If fewer matches than this are one-to-one, all kept ones are used.
+MIN_SELECTED = 30
 
-class Verdict(Protocol):
-    """What a hand-over reads of a pruner's answer."""
+
+class PruningResult(Protocol):
+    """The part of `ananet.Pruned` that is read here."""
 
     @property
     def mask(self) -> Any: ...
@@ -28,43 +31,27 @@ class Verdict(Protocol):
     def logits(self) -> Any: ...
 
 
-def one_to_one(matches: Correspondences, kept: Tensor, logits: Tensor) -> Tensor:
-    """Of the kept matches the mutual ones; where that is not known, of conflicting ones the best."""
+def one_to_one(matches: Correspondences, mask: Tensor, logits: Tensor) -> Tensor:
+    """[N] bool: the mutual ones among `mask`; where mutuality is unknown, the best of conflicting matches."""
     if matches.mutual is not None:
-        return kept & matches.mutual.cpu()
+        return mask & matches.mutual.cpu()
     if matches.K0 is None and matches.image_size0 is None:
-        return kept  # apart by how much nobody can say
-    ranked = torch.where(kept, logits, -math.inf)
-    doubted = penalize_conflicts(ranked[None], matches.normalized().float().cpu()[None], math.inf)[0]
-    return kept & (doubted == ranked)
+        return mask  # without a scale, no distance tells whether two points are the same
+    ranked = torch.where(mask, logits, -math.inf)
+    penalized = penalize_conflicts(ranked[None], matches.normalized().float().cpu()[None], math.inf)[0]
+    return mask & (penalized == ranked)
 
 
-def all_kept(_matches: Correspondences, kept: Tensor, _logits: Tensor) -> Tensor:
-    """All kept matches, as the paper does."""
-    return kept
-
-
-MATCH_SELECTIONS: dict[str, Callable[[Correspondences, Tensor, Tensor], Tensor]] = {
-    "one-to-one": one_to_one,
-    "all": all_kept,
-}
-IN_WORDS = {"one-to-one": "kept matches that are one to one", "all": "all kept matches"}
-# With fewer matches than this one-to-one, an estimator needs every match it can get.
-MIN_SELECTED = 30
-
-
-def select_matches(matches: Correspondences, verdict: Verdict, rule: str) -> Tensor:
-    """[N] bool on the CPU: the matches that an estimator gets.
-
-    Args:
-        verdict: the pruner's answer on these matches.
-        rule: one of `MATCH_SELECTIONS`.
+def select_matches(matches: Correspondences, kept: PruningResult, selection: MatchSelection) -> Tensor:
+    """[N] bool on the CPU: the matches that an estimator uses.
 
     >>> from types import SimpleNamespace
     >>> matches = Correspondences([[0, 0]] * 40, [[1, 1]] * 40, mutual=[True] * 32 + [False] * 8)
     >>> select_matches(matches, SimpleNamespace(mask=[True] * 36 + [False] * 4, logits=[1.0] * 40), "one-to-one").sum()
     tensor(32)
     """
-    kept, logits = torch.as_tensor(verdict.mask).cpu(), torch.as_tensor(verdict.logits).cpu()
-    chosen = MATCH_SELECTIONS[rule](matches, kept, logits)
-    return chosen if chosen.sum() >= MIN_SELECTED else kept
+    mask, logits = torch.as_tensor(kept.mask).cpu(), torch.as_tensor(kept.logits).cpu()
+    if selection == "all":
+        return mask
+    selected = one_to_one(matches, mask, logits)
+    return selected if selected.sum() >= MIN_SELECTED else mask

@@ -22,7 +22,7 @@ from ananet.core import geometry
 from ananet.core.cameras import mean_focal
 from ananet.core.correspondences import Array, Correspondences
 from ananet.errors import InputError
-from ananet.estimators.selection import Verdict
+from ananet.estimators.selection import PruningResult
 from ananet.twoview.motions.search import MIN_SCALE, MIN_SUPPORT, Search, State, student
 from ananet.twoview.overlap import log10_false_alarms
 
@@ -102,7 +102,7 @@ def in_words(motions: dict[str, Any]) -> str:
     return f"{count}: " + ", ".join(f"{motion['support']} matches ({motion['kind']})" for motion in motions["motions"])
 
 
-def group_motions(matches: Correspondences, kept: Verdict | Array | None = None, *, seed: int = 0) -> Motions:
+def group_motions(matches: Correspondences, kept: PruningResult | Array | None = None, *, seed: int = 0) -> Motions:
     """Which of the kept matches move together.
 
     The number of motions is found, not given. A rigid scene is one motion, however many planes it has; things that move
@@ -132,7 +132,7 @@ def group_motions(matches: Correspondences, kept: Verdict | Array | None = None,
     return Motions(labels, tuple(motions))
 
 
-def _kept(kept: Verdict | Array | None, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _kept(kept: PruningResult | Array | None, count: int) -> tuple[np.ndarray, np.ndarray]:
     """[N] bool and [N] probabilities of being right."""
     probability = np.full(count, PROBABILITY)
     if kept is None:
