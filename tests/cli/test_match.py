@@ -42,7 +42,7 @@ def test_the_estimator_and_its_options(photos, tmp_path, run):
     pose = json.loads(out)["pose"]
     assert code == 0 and pose["estimator"] == "magsac@threshold=2.0" and pose["threshold_pixels"] == 2
     code, out, _ = run(*both, "--estimator", "poselib", "--threshold", 0.5, "--confidence", 0.9)
-    assert code == 0 and "poselib@threshold=0.5@confidence=0.9 at 0.5 px" in out
+    assert code == 0 and "poselib@threshold=0.5@confidence=0.9, 0.5 px" in out
 
 
 def test_a_second_look(photos, tmp_path, run):
