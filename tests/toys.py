@@ -33,6 +33,7 @@ class ToyNetwork(Network):
 
     name = "toy"
     Settings = ToySettings
+    settings: ToySettings
 
     def __init__(self, settings: ToySettings | None = None) -> None:
         super().__init__(settings)

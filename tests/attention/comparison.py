@@ -29,7 +29,7 @@ def results(backend, query, key, value, form, mask=None, dtype=torch.float64, sh
     try:
         output, context = second_order_attention(query, key, value, form, mask, backend=backend)
         generator = torch.Generator().manual_seed(2)
-        loss = 0
+        loss = torch.zeros((), dtype=torch.float64)
         for x in (output, context):
             if x is not None:
                 weight = torch.randn(x.shape, generator=generator, dtype=torch.float64)

@@ -24,7 +24,7 @@ K = np.array([[300.0, 0, 161], [0, 310, 118], [0, 0, 1]])
 SKEWED = K + np.diag([2.0, 0.0], k=1)
 SIZE = (320, 240)
 # Strong but usual lenses: focal lengths, principal point, then the model's own coefficients.
-PARAMETERS = {
+PARAMETERS: dict[str, list[float]] = {
     "SIMPLE_PINHOLE": [500, 322, 243],
     "PINHOLE": [500, 510, 322, 243],
     "SIMPLE_RADIAL": [500, 322, 243, -0.15],

@@ -41,7 +41,7 @@ def labelled(pair: PosedPair, **options: object) -> LabelledPair:
     """The pair matched and labelled, as evaluation does it."""
     detector = load_detector("sift", max_keypoints=300)
     first, second = (
-        photo_features(image, detector, turns=turns, **options)  # type: ignore[arg-type]
+        photo_features(image, detector, turns=turns, **options)
         for image, turns in zip((pair.image0, pair.image1), pair.rotations, strict=True)
     )
     matches = match(first.features, second.features, K0=first.K, K1=second.K)

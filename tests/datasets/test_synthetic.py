@@ -11,7 +11,7 @@ STATIC = SyntheticSettings(matches=200, moving=0.0)
 
 
 def make(batch_size: int = 32, seed: int = 0, **changes: object) -> SyntheticBatch:
-    settings = dataclasses.replace(STATIC, **changes)  # type: ignore[arg-type]
+    settings = dataclasses.replace(STATIC, **changes)
     return synthesize(batch_size, torch.Generator().manual_seed(seed), settings)
 
 
@@ -167,7 +167,7 @@ def test_unequal_cameras() -> None:
 )
 def test_settings_are_checked(changes: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(changes))):
-        dataclasses.replace(STATIC, **changes)  # type: ignore[arg-type]
+        dataclasses.replace(STATIC, **changes)
 
 
 def test_batch_size_is_checked() -> None:
