@@ -29,7 +29,6 @@ TESTED_ELSEWHERE = {
     "inference/ananet/folded.py": "inference/test_ananet.py",
     "inference/ananet/fused.py": "inference/interpreted.py, in Triton's interpreter",
     "inference/ananet/kernels.py": "inference/interpreted.py, in Triton's interpreter",
-    "io/npz.py": "cli/test_prune.py",
     "core/fused_conflicts.py": "inference/interpreted.py, in Triton's interpreter",
     "datasets/base.py": "every test of a source builds on it",
     "cli/benchmark.py": "evaluation/test_speed.py",

@@ -366,7 +366,7 @@ def test_a_list_of_pairs(photos, tmp_path, run):
 def test_wrong_lists_and_folders(photos, tmp_path, run):
     pairs = tmp_path / "pairs.txt"
     for content, arguments, message in (
-        (b"a.jpg b.jpg c.jpg", (), "line 1: expected two photo names, got 'a.jpg b.jpg c.jpg'"),
+        (b"a.jpg b.jpg c.jpg", (), "if they contain blanks, got 'a.jpg b.jpg c.jpg'"),
         (b"# nothing\n", (), "expected at least one pair of photos, got none"),
         (b"\xff\xfe\x00", (), "expected a text file in UTF-8"),
         (b"a.jpg b.jpg", ("-o", pairs), "output: expected a folder for the results of many pairs, got the file"),

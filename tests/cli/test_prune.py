@@ -204,7 +204,7 @@ def test_a_folder_is_no_file(tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
     for folder in (".", "..", tmp_path, "/"):
         code, _, err = run("prune", folder)
-        assert code == 2 and "expected an .npz file, got a directory" in err
+        assert code == 2 and "expected a file, got a folder" in err
 
 
 def test_answers_stored_beside_the_matches_are_ignored(tmp_path, run):

@@ -18,12 +18,15 @@ from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError, MissingExtraError
 from ananet.estimators import Pose
 from ananet.features import Detector, Features, load_detector, match
+from ananet.features.stored import read_features, save_features
 from ananet.integrations import hloc
 from ananet.integrations.colmap.database import Pair as ImagePair
 from ananet.integrations.colmap.database import join, open_database
-from ananet.io.files import check_file, import_h5py, save_arrays
+from ananet.io.files import check_file, save_arrays
+from ananet.io.hdf5 import open_hdf5
 from ananet.io.images import exif_focal, read_image
-from ananet.io.npz import OPTIONAL, REQUIRED, read_matches
+from ananet.io.npz import OPTIONAL, REQUIRED, read_matches, read_some
+from ananet.io.pairs import holds_pair, pair_of_line
 from ananet.pruners import Pruned
 from ananet.twoview.matcher import find_features
 
@@ -159,7 +162,7 @@ class HlocFiles(Source):
 
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
         with ExitStack() as opened:
-            found = {name: opened.enter_context(hloc.open_file(folder / name)) for name in files}
+            found = {name: opened.enter_context(open_hdf5(folder / name)) for name in files}
             matched = [name for name, file in found.items() if hloc.groups_with(file, "matches0")]
         super().__init__(folder, matched)
         self.features = tuple(folder / name for name in files if name not in matched)
@@ -167,14 +170,14 @@ class HlocFiles(Source):
             raise InputError(f"{folder}: expected hloc's features and matches, got {', '.join(files)}")
 
     def parts_of(self, name: str, size: int) -> Iterator[Part]:
-        with hloc.open_file(self.folder / name) as file:
+        with open_hdf5(self.folder / name) as file:
             groups = sorted(hloc.groups_with(file, "matches0"))
         for number, some in enumerate(_slices(groups, size)):
             yield Part(name, number * size, len(some), tuple(some))
 
     def pairs_of(self, part: Part) -> Iterator[Pair]:
         images = _hloc_images(self.features)
-        with hloc.open_file(self.folder / part.source) as file:
+        with open_hdf5(self.folder / part.source) as file:
 
             def joined(pair: Pair) -> Pair:
                 stored = images.pair(file[pair.key])
@@ -188,8 +191,7 @@ class HlocFiles(Source):
 @lru_cache(maxsize=1)
 def _hloc_images(paths: tuple[Path, ...]) -> hloc.Images:
     """Opened once in a process, and left open: listing a million photos takes a minute."""
-    h5py = import_h5py()
-    return hloc.Images({path: h5py.File(path, "r") for path in paths})
+    return hloc.Images({path: open_hdf5(path) for path in paths})
 
 
 class MatchFiles(Source):
@@ -319,7 +321,7 @@ class PhotoPairs(Source):
         first, count, place = 0, 0, 0
         with self.listed.open("rb") as file:
             for line in file:
-                if _is_pair(line):
+                if holds_pair(line):
                     if count == size:
                         yield Part(name, first, count)
                         first, count = place, 0
@@ -337,7 +339,7 @@ class PhotoPairs(Source):
         found: dict[str, None] = {}
         with self.listed.open("rb") as file:
             for line in file:
-                if _is_pair(line):
+                if holds_pair(line):
                     with suppress(InputError):
                         found.update(dict.fromkeys(_two_names(line)))
         return list(found)
@@ -352,14 +354,11 @@ class PhotoPairs(Source):
         try:
             photo = self.folder / name
             found = find_features(detector, read_image(photo), name, photo)
-            arrays = {key: value for key, value in vars(found).items() if value is not None}
-            arrays |= {"image_size": np.array(found.image_size)}
             focal = exif_focal(photo) if self.use_exif else None
-            if focal is not None:
-                arrays["focal"] = np.array(focal)
+            save_features(path, found, **({} if focal is None else {"focal": np.array(focal)}))
         except Exception as error:
-            arrays = {"error": np.array(Pair(name).failed(error).error)}
-        save_arrays(path, arrays, compressed=False)
+            reason = str(Pair(name).failed(error).error).encode()
+            save_arrays(path, {"error": np.frombuffer(reason, np.uint8)}, compressed=False)
 
     def is_detected(self, name: str, again: bool) -> bool:
         """Whether the features of a photo are there; with `again`, a photo that failed counts as one without."""
@@ -368,8 +367,7 @@ class PhotoPairs(Source):
             return False
         if not again:
             return True
-        with np.load(path, allow_pickle=False) as stored:
-            return "error" not in stored
+        return not read_some(path, ("error",))
 
     def _features_of(self, name: str) -> Path:
         return self.features / f"{name}.npz"
@@ -379,7 +377,7 @@ class PhotoPairs(Source):
         with self.listed.open("rb") as file:
             file.seek(part.first)
             for line in file:
-                if _is_pair(line):
+                if holds_pair(line):
                     yield line
                     left -= 1
                 if not left:
@@ -403,30 +401,20 @@ class PhotoPairs(Source):
 @lru_cache(maxsize=PHOTOS_REMEMBERED)
 def _read_features(path: Path) -> tuple[Features, float | None]:
     """What `PhotoPairs.detect` wrote: features, and the focal length if EXIF knows it."""
-    with np.load(path, allow_pickle=False) as stored:
-        arrays = dict(stored)
-    if "error" in arrays:
-        raise InputError(str(arrays["error"]))
-    focal = arrays.pop("focal", None)
-    width, height = arrays.pop("image_size").tolist()
-    return Features(image_size=(width, height), **arrays), None if focal is None else float(focal)
-
-
-def _is_pair(line: bytes) -> bool:
-    line = line.strip()
-    return bool(line) and not line.startswith(b"#")
+    error = read_some(path, ("error",)).get("error")
+    if error is not None:
+        raise InputError(error.tobytes().decode())
+    features, more = read_features(path, ("focal",))
+    return features, float(more["focal"]) if more else None
 
 
 def _two_names(line: bytes) -> tuple[str, str]:
-    text = line.decode("utf-8", errors="replace").strip()
-    names = text.split("\t") if "\t" in text else text.split()
-    if len(names) != 2:
-        raise InputError(f"expected the names of two photos, got {text!r}")
+    names = pair_of_line(line)
     for name in names:
         # Features go by the names of photos: a list from elsewhere must not write where it likes.
         if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
             raise InputError(f"expected a photo in the folder of the input, got {name!r}")
-    return names[0], names[1]
+    return names
 
 
 def _slices(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

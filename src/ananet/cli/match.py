@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +31,7 @@ from ananet.cli.arguments import (
 )
 from ananet.errors import InputError
 from ananet.io.files import atomic_path, check_output, save_arrays
+from ananet.io.pairs import read_pairs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -429,7 +430,8 @@ def _many_pairs(arguments: argparse.Namespace) -> list[Pair]:
             raise InputError(f"photos: expected either photos or --pairs, got both ({len(arguments.photos)} photos)")
         if arguments.images is not None and not arguments.images.is_dir():
             raise InputError(f"--images: expected a folder, got {arguments.images}")
-        listed = list(dict.fromkeys(read_pairs(arguments.pairs, arguments.images or Path())))
+        folder = arguments.images or Path()
+        listed = list(dict.fromkeys((folder / a, folder / b) for _, (a, b) in read_pairs(arguments.pairs)))
     if not listed:
         raise InputError(f"{arguments.pairs or 'photos'}: expected at least one pair of photos, got none")
     names = short_names([path for pair in listed for path in pair])
@@ -452,23 +454,6 @@ def _many_pairs(arguments: argparse.Namespace) -> list[Pair]:
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{option}: expected a folder for the results of many pairs, got the file {folder}")
     return list(pairs.values())
-
-
-def read_pairs(path: Path, folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Pairs of a list: two names in each line, with blanks between them, or a tab where names have blanks."""
-    if not path.is_file():
-        raise InputError(f"--pairs: expected a text file, got {path}" + ("" if path.exists() else ": no such file"))
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise InputError(f"--pairs: expected a text file in UTF-8, got {path}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        names = [name.strip() for name in line.split("\t")] if "\t" in line.strip() else line.split()
-        if len(names) != 2:
-            raise InputError(f"{path}, line {number}: expected two photo names, got {line.strip()!r}")
-        yield folder / names[0], folder / names[1]
 
 
 def short_names(paths: Sequence[Path]) -> dict[Path, str]:

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from ananet.cli.arguments import add_json, add_pruner, print_json
-from ananet.io.npz import OPTIONAL, REQUIRED, check_is_file, read_arrays
+from ananet.io.files import check_file, check_output, save_arrays
+from ananet.io.npz import OPTIONAL, REQUIRED, read_arrays
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ananet.io.files import check_output, save_arrays
-
-    check_is_file(arguments.file)
+    check_file(arguments.file)
     output = arguments.output or arguments.file.with_suffix(".pruned.npz")
     check_output(output, arguments.file, suffix=".npz")
     arrays = read_arrays(arguments.file)

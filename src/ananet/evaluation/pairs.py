@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,8 @@ from ananet.datasets.base import LabelledPair, PosedImage, PosedPair
 from ananet.datasets.photos import PhotoFeatures, photo_features
 from ananet.datasets.sources import PosedPhotos, Source, StoredPairs
 from ananet.errors import InputError
-from ananet.features import Detector, Features, Matcher, load_detector, load_matcher
-from ananet.io.files import save_arrays
-from ananet.io.npz import read_some
+from ananet.features import Detector, Matcher, load_detector, load_matcher
+from ananet.features.stored import read_features, save_features
 
 
 @dataclass(frozen=True)
@@ -195,25 +194,16 @@ class PhotoPairs(Pairs):
             return photo_features(image, self.detector, turns=turns, longest_side=longest_side)
         stored = self.feature_folder / f"{self._key(image, turns)}.npz"
         if not stored.exists():
-            _write_features(stored, photo_features(image, self.detector, turns=turns, longest_side=longest_side))
-        return _read_features(stored)
+            found = photo_features(image, self.detector, turns=turns, longest_side=longest_side)
+            save_features(stored, found.features, K=found.K)
+        features, more = read_features(stored, ("K",))
+        return PhotoFeatures(features, more["K"])
 
     @staticmethod
     def _key(image: PosedImage, turns: int) -> str:
         # The same photo may be listed with other cameras; its camera matrix is kept with its features.
         parts = (str(image.path.resolve()), image.K.tolist(), image.distortion, turns)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-
-def _write_features(path: Path, found: PhotoFeatures) -> None:
-    arrays = {name: values for name, values in vars(found.features).items() if values is not None}
-    save_arrays(path, arrays | {"K": found.K}, compressed=False)
-
-
-def _read_features(path: Path) -> PhotoFeatures:
-    arrays: dict[str, Any] = read_some(path, (*(field.name for field in fields(Features)), "K"))
-    K = arrays.pop("K")
-    return PhotoFeatures(Features(**arrays), K)
 
 
 def open_pairs(

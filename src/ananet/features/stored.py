@@ -8,9 +8,10 @@ scene/images/a.jpg and so on, and the longest that is there counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,8 @@ from ananet._util.defaults import MAX_KEYPOINTS
 from ananet.core.cameras import pixel_scaling
 from ananet.errors import InputError
 from ananet.features.base import Detector, Features, check_image_size
-from ananet.io.files import hdf5_errors, import_h5py, is_file, read_dataset
+from ananet.io.files import is_file, save_arrays
+from ananet.io.hdf5 import hdf5_errors, open_hdf5, read_dataset
 from ananet.io.npz import read_some
 
 ARRAYS = ("points", "keypoints", "descriptors", "scores", "sizes", "angles", "image_size")
@@ -52,7 +54,7 @@ class StoredFeatures(Detector):
         if photo != path:
             raise InputError(f"{self.path}: {name} would be the features of both {photo} and {path}")
         try:
-            features = _as_features(arrays, size or (width, height))
+            features = _features_of(arrays, size or (width, height))
         except InputError as error:
             raise InputError(f"{self.path}, {name}: {error}") from None
         own = features.image_size
@@ -73,11 +75,10 @@ class StoredFeatures(Detector):
     def _read(self, photo: Path) -> tuple[str, dict[str, np.ndarray]]:
         """The name under which a photo's features are stored, and their arrays."""
         if self.path.suffix == ".h5":
-            h5py = import_h5py()
-            with hdf5_errors(self.path), h5py.File(self.path, "r") as file:
+            with open_hdf5(self.path) as file, hdf5_errors(self.path):
                 for name in _names(photo):
                     group = file.get(name)
-                    if isinstance(group, h5py.Group) and "keypoints" in group:
+                    if hasattr(group, "keys") and "keypoints" in group:
                         arrays = {key: read_dataset(self.path, group, key) for key in ARRAYS if key in group}
                         if "descriptors" in arrays:
                             arrays["descriptors"] = arrays["descriptors"].T
@@ -99,11 +100,32 @@ def _names(photo: Path) -> Iterator[str]:
         yield name.with_suffix("").as_posix()
 
 
-def _as_features(arrays: dict[str, np.ndarray], size: tuple[int, int]) -> Features:
+def save_features(path: str | Path, features: Features, **more: Any) -> None:
+    """Write features to an .npz file, uncompressed, with the arrays in `more` beside them."""
+    arrays = {name: values for name, values in vars(features).items() if values is not None}
+    save_arrays(path, arrays | more, compressed=False)
+
+
+def read_features(path: Path, more: Sequence[str] = ()) -> tuple[Features, dict[str, np.ndarray]]:
+    """Read what `save_features` wrote: the features, and those arrays of `more` that the file has."""
+    arrays = read_some(path, (*ARRAYS, *more))
+    try:
+        return _features_of(arrays), {name: arrays[name] for name in more if name in arrays}
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _features_of(arrays: dict[str, np.ndarray], image_size: tuple[int, int] | None = None) -> Features:
+    """Features from arrays by name.
+
+    Args:
+        image_size: used if the arrays do not say it.
+    """
     points = arrays.get("points", arrays.get("keypoints"))
     if points is None or "descriptors" not in arrays:
         raise InputError(f"expected points and descriptors, got {', '.join(arrays) or 'nothing'}")
-    if "image_size" in arrays:
-        size = check_image_size(arrays["image_size"])
-    more = {name: arrays.get(name) for name in ("sizes", "angles", "scores")}
-    return Features(points, arrays["descriptors"], size, **more)
+    size = arrays.get("image_size", image_size)
+    if size is None:
+        raise InputError("expected image_size (width, height), got none")
+    optional = {name: arrays.get(name) for name in ("sizes", "angles", "scores")}
+    return Features(points, arrays["descriptors"], check_image_size(size), **optional)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +24,8 @@ from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.features.matching import nearest_neighbours
 from ananet.integrations import neighbours
-from ananet.io.files import atomic_path, check_file, check_output, hdf5_errors, import_h5py, read_dataset
+from ananet.io.files import atomic_path, check_output
+from ananet.io.hdf5 import hdf5_errors, import_h5py, open_hdf5, read_dataset
 from ananet.pruners import Pruned, Pruner, load
 
 MATCHER = "ananet"
@@ -87,8 +88,8 @@ def prune_matches(
     check_output(output, Path(matches), *paths)
     used = pruner if isinstance(pruner, Pruner) else load(pruner, device=device)
     with ExitStack() as opened:
-        images = Images({path: opened.enter_context(open_file(path)) for path in paths})
-        stored = opened.enter_context(open_file(Path(matches)))
+        images = Images({path: opened.enter_context(open_hdf5(path)) for path in paths})
+        stored = opened.enter_context(open_hdf5(Path(matches)))
         pairs = list(_stored_pairs(stored, images, Path(matches)))
         temporary = opened.enter_context(atomic_path(output))
         with import_h5py().File(temporary, "w", libver="latest") as written:
@@ -274,17 +275,6 @@ def _with_bar(groups: list[str], progress: bool) -> Iterator[list[str]]:
         for start in range(0, len(groups), PAIRS_AT_ONCE):
             yield groups[start : start + PAIRS_AT_ONCE]
             bar.update(min(PAIRS_AT_ONCE, len(groups) - start))
-
-
-@contextmanager
-def open_file(path: Path) -> Iterator[Any]:
-    """An HDF5 file to read; whatever is wrong with it names the file."""
-    check_file(path)
-    h5py = import_h5py()
-    with hdf5_errors(path):
-        file = h5py.File(path, "r")
-    with file:
-        yield file
 
 
 def register() -> None:

@@ -10,15 +10,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any
 
-from ananet.errors import InputError, MissingExtraError
+from ananet.errors import InputError
 
 # Seconds after which a temporary file is a killed run's, not one that is being written.
 STALE_AFTER = 3600.0
-# Of a dataset in an HDF5 file: descriptors of 128 numbers of four million keypoints.
-MAX_NUMBERS = 2**29
 
 
 def check_output(path: str | Path, *inputs: Path, suffix: str = "") -> Path:
@@ -171,48 +168,27 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path}: expected a file, got a folder" if os.path.isdir(path) else f"{path}: no such file")
 
 
-@contextmanager
-def hdf5_errors(path: Path) -> Iterator[None]:
-    """For the reading of an HDF5 file: whatever its library raises on a damaged one becomes a clear error."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (OSError, RuntimeError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise InputError(f"{path}: not a readable HDF5 file ({error})") from None
-    except MemoryError:
-        raise InputError(f"{path}: holds more than fits into the memory") from None
-
-
-def read_dataset(path: Path, group: Any, name: str) -> Any:
-    """A dataset of real numbers in a group of an HDF5 file, as an array."""
-    where = f"{path}, {group.name}/{name}"
-    with hdf5_errors(path):
-        data = group[name]
-        if not hasattr(data, "dtype") or not hasattr(data, "shape") or data.size is None:
-            raise InputError(f"{where}: expected an array, got {data}")
-        if data.dtype.kind not in "fiu":
-            raise InputError(f"{where}: expected real numbers, got {data.dtype}")
-        # A few bytes of a file may claim any size.
-        if data.size > MAX_NUMBERS:
-            raise InputError(f"{where}: expected at most {MAX_NUMBERS:,} numbers, got shape {data.shape}")
-        return data[()]
-
-
 def file_sha256(path: str | Path) -> str:
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a text file without surrounding blanks."""
+    """Return the lines of a UTF-8 text file without surrounding blanks; a byte-order mark is accepted."""
     path = Path(path)
     check_file(path)
     try:
-        # Not splitlines(), which also splits at characters that a file name may hold.
-        return [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
+        # Not splitlines(), which also splits at characters that a file name may contain.
+        return [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: expected a text file in UTF-8 ({error})") from None
+
+
+def read_rows(path: str | Path) -> Iterator[tuple[str, str]]:
+    """Yield ("FILE, line NUMBER", line) for every line that is neither empty nor a comment ("#")."""
+    for number, line in enumerate(read_lines(path), start=1):
+        if line and not line.startswith("#"):
+            yield f"{path}, line {number}", line
 
 
 def read_json(path: str | Path) -> Any:
@@ -228,11 +204,3 @@ def write_json(path: str | Path, value: Any, indent: int | None = None) -> None:
     text = json.dumps(value, indent=indent, allow_nan=False)
     with atomic_path(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
-
-
-def import_h5py() -> ModuleType:
-    try:
-        import h5py
-    except ImportError:
-        raise MissingExtraError("h5py", "h5") from None
-    return h5py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import zipfile
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ananet.errors import InputError
+from ananet.io.files import check_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,19 +32,28 @@ OPTIONAL = (
     "angles1",
     "indices",
 )
-# Answers that commands write beside the matches: none of a pruner's business.
+# Results that commands write beside the matches; ignored on reading.
 IGNORED = ("mask", "logits", "R", "t", "correlation", "motions")
-# Arrays of one number of numbers, whatever the number of matches.
+# Number of elements of arrays that do not grow with the number of matches.
 FIXED = {"K0": 9, "K1": 9, "image_size0": 2, "image_size1": 2, "image_size": 2}
-# A small file can unpack to more than a machine holds. No pair of photos has nearly as many matches, or keypoints.
+# A small file can unpack to more than fits into memory. No pair of photos has nearly as many matches or keypoints.
 MAX_MATCHES = 50_000_000
 MAX_BYTES = 4 * 2**30
-# What numpy writes; others need libraries of their own, or a password.
+# The compressions that numpy writes.
 PLAIN_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
+# Names of 0.2, which files may still have.
+RENAMED = {
+    "size0": "image_size0",
+    "size1": "image_size1",
+    "sizes0": "keypoint_sizes0",
+    "sizes1": "keypoint_sizes1",
+}
+
+
 def read_matches(path: Path) -> Correspondences:
-    """`Correspondences` from an .npz file. Nothing is unpickled."""
+    """Read `Correspondences` from an .npz file. Nothing is unpickled."""
     arrays = read_arrays(path)
 
     from ananet.core.correspondences import Correspondences
@@ -50,84 +61,93 @@ def read_matches(path: Path) -> Correspondences:
     return Correspondences(**arrays)
 
 
-def check_is_file(path: Path) -> None:
-    if path.is_dir():
-        raise InputError(f"{path}: expected an .npz file, got a directory")
-    if not path.is_file():
-        raise InputError(f"{path}: " + ("expected an .npz file, got none" if path.exists() else "no such file"))
-
-
-def read_arrays(path: Path, more: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file that belong to matches.
+def read_arrays(
+    path: Path, more: Sequence[str] = (), *, data: bytes | None = None, max_bytes: int = MAX_BYTES
+) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file that `Correspondences` takes, by name.
 
     Args:
-        more: arrays beside those of `Correspondences` that must be there; then all others are left alone.
+        more: other arrays that must be there; with any, unknown arrays are ignored instead of refused.
+        data: content of the file where there is none at `path`, which is then only a name for error messages.
+        max_bytes: refuse files that unpack to more.
     """
-    return _read(path, lambda archive: entries_of(path, archive, (*REQUIRED, *more)))
+    required = (*REQUIRED, *more)
+    allowed = None if more else {*REQUIRED, *OPTIONAL, *IGNORED}
+
+    def check(names: Sequence[str]) -> None:
+        if not set(required) <= set(names) or (allowed is not None and not set(names) <= allowed):
+            expected = f"{', '.join(required)} and optionally {', '.join(OPTIONAL)}"
+            raise InputError(f"{path}: expected arrays {expected}, got {_shortened(names)}")
+
+    return _read(path, (*required, *OPTIONAL), data, max_bytes, check)
 
 
 def read_some(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Those of the named arrays that an .npz file has, read with the same care."""
-    return _read(path, lambda archive: _plain_entries(path, archive, names))
+    """Return those of the named arrays that an .npz file has, with the same checks."""
+    return _read(path, names)
 
 
-def _read(path: Path, choose: Callable[[zipfile.ZipFile], dict[str, zipfile.ZipInfo]]) -> dict[str, np.ndarray]:
-    check_is_file(path)
-    with path.open("rb") as file:
+def _read(
+    path: Path,
+    wanted: Sequence[str],
+    data: bytes | None = None,
+    max_bytes: int = MAX_BYTES,
+    check: Callable[[Sequence[str]], None] | None = None,
+) -> dict[str, np.ndarray]:
+    if data is None:
+        check_file(path)
+    with path.open("rb") if data is None else io.BytesIO(data) as file:
         try:
             if file.read(6) == b"\x93NUMPY":
                 raise InputError(f"{path}: expected an .npz file, got a single array")
             with zipfile.ZipFile(file) as archive:
-                entries = choose(archive)
-                return {name: read_array(f"{path}: {name}", archive, entry) for name, entry in entries.items()}
+                entries = _entries(path, archive)
+                if check is not None:
+                    check(list(entries))
+                chosen = {name: info for name, info in entries.items() if name in wanted}
+                _check_entries(path, chosen, max_bytes)
+                return {name: _read_array(path, name, archive, info) for name, info in chosen.items()}
         except InputError:
             raise
         except Exception:
-            # A damaged file raises whatever the library that meets the damage likes to raise; none of their words, some
-            # of them about pickles, are the user's business.
+            # Libraries raise many types on damaged files, with messages about pickles that would mislead.
             raise InputError(f"{path}: not a readable .npz file of plain arrays") from None
 
 
-def entries_of(path: Path, archive: zipfile.ZipFile, required: Sequence[str]) -> dict[str, zipfile.ZipInfo]:
-    """The entries to be read, by name of the array."""
-    names = [info.filename.removesuffix(".npy") for info in archive.infolist()]
-    missing = [name for name in required if name not in names]
-    unknown = set(names) - {*required, *OPTIONAL, *IGNORED} if tuple(required) == REQUIRED else set()
-    if missing or unknown:
-        raise InputError(
-            f"{path}: expected arrays {', '.join(required)} and optionally {', '.join(OPTIONAL)}, "
-            f"got {_shortened(names)}"
-        )
-    return _plain_entries(path, archive, (*required, *OPTIONAL))
+def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """All entries by name of the array; names of 0.2 are replaced."""
+    entries: dict[str, zipfile.ZipInfo] = {}
+    for info in archive.infolist():
+        name = info.filename.removesuffix(".npy")
+        name = RENAMED.get(name, name)
+        if name in entries:
+            raise InputError(f"{path}: expected every array once, got {_shortened([name])} more than once")
+        entries[name] = info
+    return entries
 
 
-def _plain_entries(path: Path, archive: zipfile.ZipFile, wanted: Sequence[str]) -> dict[str, zipfile.ZipInfo]:
-    """The wanted entries by name of the array: each once, as numpy writes them, and not too large."""
-    names = [info.filename.removesuffix(".npy") for info in archive.infolist()]
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
-        raise InputError(f"{path}: expected every array once, got {', '.join(twice)} more than once")
-    entries = {name: info for name, info in zip(names, archive.infolist(), strict=True) if name in wanted}
+def _check_entries(path: Path, entries: dict[str, zipfile.ZipInfo], max_bytes: int) -> None:
+    """Raise unless entries are stored as numpy does and are not too large."""
     for name, info in entries.items():
         if info.flag_bits & 1:
             raise InputError(f"{path}: {name}: expected a plain array, got an encrypted one")
         if info.compress_type not in PLAIN_COMPRESSIONS:
             raise InputError(f"{path}: {name}: expected compression as numpy's, got type {info.compress_type}")
     size = sum(info.file_size for info in entries.values())
-    if size > MAX_BYTES:
-        raise InputError(f"{path}: expected at most {MAX_BYTES:,} bytes of arrays, got {size:,}")
-    return entries
+    if size > max_bytes:
+        raise InputError(f"{path}: expected at most {max_bytes:,} bytes of arrays, got {size:,}")
 
 
-def _shortened(names: list[str]) -> str:
-    """Names as one may print them: a damaged file may hold any signs, and any number of them."""
+def _shortened(names: Sequence[str]) -> str:
+    """Names for a message: a damaged file may have any number of them, with any characters."""
     shown = [name if name.isprintable() else ascii(name) for name in names[:20]]
     return ", ".join(name[:40] for name in shown) + (", ..." if len(names) > 20 else "") or "none"
 
 
-def read_array(label: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+def _read_array(path: Path, name: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     import numpy as np
 
+    label = f"{path}: {name}"
     with archive.open(info) as entry:
         shape, in_columns, kind = _read_header(entry)
         if kind.hasobject:
@@ -136,7 +156,7 @@ def read_array(label: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> n
             raise InputError(f"{label}: expected real numbers, got an array of {str(kind)[:60]}")
         if any(length < 0 for length in shape):
             raise InputError(f"{label}: expected a shape, got {_shape(shape)}")
-        most = FIXED.get(info.filename.removesuffix(".npy"))
+        most = FIXED.get(name)
         if most is not None and math.prod(shape) > most:
             raise InputError(f"{label}: expected {most} numbers, got an array of shape {_shape(shape)}")
         if shape and shape[0] > MAX_MATCHES:
@@ -152,7 +172,7 @@ def read_array(label: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> n
 
 
 def _read_header(entry: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether columns come first, and type of the array that follows."""
+    """Return shape, whether the order is Fortran's, and type of the array that follows."""
     from numpy.lib import format as npy
 
     version = npy.read_magic(entry)
@@ -160,7 +180,7 @@ def _read_header(entry: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
         return npy.read_array_header_1_0(entry)
     if version == (2, 0):
         return npy.read_array_header_2_0(entry)
-    # Version 3 is for names of fields, which plain arrays have none of.
+    # Version 3 is for structured arrays.
     raise ValueError(f"version {version}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import struct
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from ananet.core.cameras import camera_matrix, centred_camera
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.io.images import exif_focal, reduce, scan_jpeg
-from ananet.io.npz import OPTIONAL, REQUIRED, entries_of, read_array
+from ananet.io.npz import OPTIONAL, REQUIRED, read_arrays
 from ananet.web.limits import Limits
 
 # What errors call an .npz file that has no name.
@@ -68,23 +67,9 @@ def _array(name: str, values: list[Any]) -> np.ndarray:
 
 def matches_from_npz(data: bytes, limits: Limits) -> tuple[Correspondences, None]:
     """Matches from an .npz file, which names no pruner. What it would unpack to is checked before it is unpacked."""
-    if data.startswith(b"\x93NUMPY"):
-        raise InputError(f"{NPZ}: expected an .npz file, got a single array")
-    try:
-        if data.count(b"PK\x01\x02") > MAX_ENTRIES:
-            raise InputError(f"{NPZ}: expected at most {MAX_ENTRIES} arrays, got more")
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = entries_of(NPZ, archive, REQUIRED)
-            most = 8 * NUMBERS_OF_A_MATCH * limits.matches + HEADERS_BYTES
-            size = sum(info.file_size for info in entries.values())
-            if size > most:
-                raise InputError(f"{NPZ}: expected at most {most:,} bytes of arrays, got {size:,}")
-            arrays = {name: read_array(f"{NPZ}: {name}", archive, entry) for name, entry in entries.items()}
-    except InputError:
-        raise
-    except Exception:
-        # A damaged file raises whatever the library that meets the damage likes to raise.
-        raise InputError(f"{NPZ}: not a readable .npz file of plain arrays") from None
+    if data.count(b"PK\x01\x02") > MAX_ENTRIES:
+        raise InputError(f"{NPZ}: expected at most {MAX_ENTRIES} arrays, got more")
+    arrays = read_arrays(NPZ, data=data, max_bytes=8 * NUMBERS_OF_A_MATCH * limits.matches + HEADERS_BYTES)
     for name, values in arrays.items():
         _check_count(name, len(values) if values.ndim else 0, limits)
     return Correspondences(**arrays), None

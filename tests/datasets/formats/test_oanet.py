@@ -161,7 +161,7 @@ def test_broken_dumps(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         OANetDump(path)
     path.write_text("text")
-    with pytest.raises(InputError, match="not an HDF5"):
+    with pytest.raises(InputError, match="not a readable HDF5 file"):
         OANetDump(path)
     write_by_hand(path)
     with pytest.raises(InputError, match="scenes"):
@@ -170,7 +170,7 @@ def test_broken_dumps(tmp_path: Path) -> None:
         del file["ys/1"], file["ratios/2"]
         file["ratios/2"] = np.zeros(3)
     dump = OANetDump(path)
-    with pytest.raises(InputError, match="dataset ys/1"):
+    with pytest.raises(InputError, match="ys/1: expected an array"):
         dump[1]
     with pytest.raises(InputError, match=f"ratios/2: expected {COUNT} numbers, got 3"):
         dump[2]
@@ -195,8 +195,8 @@ def test_datasets_that_are_none_or_too_large(tmp_path: Path) -> None:
     dump = OANetDump(path)
     for number, message in (
         (0, "xs/0: expected at most"),
-        (1, "expected a dataset Rs/1"),
-        (2, "a damaged one"),
+        (1, "Rs/1: expected an array, got"),
+        (2, "ys/2: expected real numbers"),
         (3, "finite pose of pair 3"),
     ):
         with pytest.raises(InputError, match=message):
@@ -312,9 +312,9 @@ def _drop_list(folder: Path) -> None:
     [
         (_drop_line, "as many images as calibrations"),
         (_drop_camera, "camera1.h5: no such file"),
-        (_drop_rotation, "camera1.h5: expected a dataset R, there is none"),
+        (_drop_rotation, "camera1.h5, /R: expected an array, got None"),
         (_turn_camera_around, "camera1.h5: expected positive focal lengths"),
-        (_harm_camera, "camera1.h5 is not an HDF5 file, or a damaged one"),
+        (_harm_camera, "camera1.h5: not a readable HDF5 file"),
         (_cut_rotation, r"camera1.h5: expected K \(3, 3\)"),
         (_drop_number, "expected 3 numbers, got 2"),
         (_write_words, "visibility1.txt: expected numbers"),

@@ -20,6 +20,7 @@ from ananet.datasets.base import PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import PosedPhotos
 from ananet.errors import InputError
 from ananet.io.files import read_lines
+from ananet.io.pairs import read_pairs
 
 logger = logging.getLogger(__name__)
 
@@ -264,11 +265,8 @@ def _binary_images(path: Path) -> Iterator[ImageRow]:
 
 def _read_pairs(path: Path, known: set[str]) -> list[tuple[str, str]]:
     pairs = []
-    for number, line in _lines(path):
-        if not line or line.startswith("#"):
-            continue
-        names = line.split()
-        if len(names) != 2 or not known.issuperset(names):
-            raise InputError(f"{path}, line {number}: expected two names of images of the model, got {line!r}")
-        pairs.append((names[0], names[1]))
+    for where, names in read_pairs(path):
+        if not known.issuperset(names):
+            raise InputError(f"{where}: expected two names of images of the model, got {' and '.join(names)}")
+        pairs.append(names)
     return pairs

@@ -11,8 +11,7 @@ The dumps of all descriptors (sift-2000, superpoint-1024) and of all splits shar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,8 @@ from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair, PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import PosedPhotos, StoredPairs
 from ananet.errors import InputError
-from ananet.io.files import atomic_path, check_file, import_h5py, read_lines
+from ananet.io.files import atomic_path, read_lines
+from ananet.io.hdf5 import hdf5_errors, import_h5py, open_hdf5, read_dataset
 
 GROUPS = ("xs", "ys", "Rs", "ts", "ratios", "mutuals", "cx1s", "cy1s", "cx2s", "cy2s", "f1s", "f2s")
 
@@ -70,7 +70,7 @@ class OANetDump(StoredPairs):
         super().__init__(Path(path))
         self.scenes = tuple(scenes)
         self._file: Any = None
-        with _readable(self.path):
+        with hdf5_errors(self.path):
             file = self._open()
             missing = [group for group in GROUPS if file.get(group, getclass=True) is not import_h5py().Group]
             if missing:
@@ -82,11 +82,7 @@ class OANetDump(StoredPairs):
 
     def _open(self) -> Any:
         if self._file is None:
-            h5py = import_h5py()
-            if not self.path.is_file():
-                raise InputError(f"path: no such file: {self.path}")
-            with _readable(self.path):
-                self._file = h5py.File(self.path, "r")
+            self._file = open_hdf5(self.path)
         return self._file
 
     def __getstate__(self) -> dict[str, Any]:
@@ -150,27 +146,9 @@ class OANetDump(StoredPairs):
         )
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turns what HDF5 says of a damaged file into a clear error."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"path: {path} is not an HDF5 file, or a damaged one ({error})") from None
-
-
 def _numbers(path: Path, file: Any, name: str) -> np.ndarray:
-    """A dataset as a flat float64 array."""
-    with _readable(path):
-        data = file.get(name)
-        if not isinstance(data, import_h5py().Dataset):
-            raise InputError(f"{path}: expected a dataset {name}, there is none")
-        # A few bytes of a file may claim any size.
-        if data.size is None or data.size > MAX_NUMBERS:
-            raise InputError(f"{path}, {name}: expected at most {MAX_NUMBERS} numbers, got shape {data.shape}")
-        return np.asarray(data, np.float64).reshape(-1)
+    """Return a dataset as a flat float64 array."""
+    return read_dataset(path, file, name, MAX_NUMBERS).astype(np.float64).reshape(-1)
 
 
 def write_oanet_dump(path: str | Path, pairs: Iterable[LabelledPair]) -> None:
@@ -253,9 +231,7 @@ def read_raw_scene(folder: str | Path, most_pairs: int | None = None) -> PosedSc
 
 def _read_camera(path: Path, image: Path) -> PosedImage:
     """A calibration file: K, with the principal point as an offset from the image centre, R, T and imsize (w, h)."""
-    h5py = import_h5py()
-    check_file(path)
-    with _readable(path), h5py.File(path, "r") as file:
+    with open_hdf5(path) as file:
         K, R, T, size = (_numbers(path, file, name) for name in ("K", "R", "T", "imsize"))
     if [len(K), len(R), len(T), len(size)] != [9, 9, 3, 2] or not np.isfinite(np.r_[K, R, T, size]).all():
         raise InputError(f"{path}: expected K (3, 3), R (3, 3), T (3,) and imsize (2,) of finite numbers, got others")

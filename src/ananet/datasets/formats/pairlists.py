@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,8 @@ from ananet.core.cameras import parse_camera
 from ananet.datasets.base import PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import PosedPhotos
 from ananet.errors import InputError
-from ananet.io.files import read_lines
+from ananet.io.files import read_rows
+from ananet.io.pairs import read_pairs
 
 
 class PairList(PosedPhotos):
@@ -70,7 +70,7 @@ def read_pair_list(path: str | Path, image_folder: str | Path) -> list[PosedPair
 
     Image names are looked up in `image_folder` when the photos are read, not before.
     """
-    return [_parse_pair(fields, Path(image_folder), where) for where, fields in _rows(Path(path))]
+    return [_parse_pair(line.split(), Path(image_folder), where) for where, line in read_rows(path)]
 
 
 def _parse_pair(fields: list[str], image_folder: Path, where: str) -> PosedPair:
@@ -98,11 +98,12 @@ def _parse_pair(fields: list[str], image_folder: Path, where: str) -> PosedPair:
 def read_megadepth(folder: str | Path) -> list[PosedPair]:
     """The pairs of a folder laid out as MegaDepth-1500: `images/`, `views.txt`, `pairs.txt`."""
     folder = Path(folder)
-    views = {fields[0]: _parse_view(fields, folder / "images", where) for where, fields in _rows(folder / "views.txt")}
+    rows = ((where, line.split()) for where, line in read_rows(folder / "views.txt"))
+    views = {fields[0]: _parse_view(fields, folder / "images", where) for where, fields in rows}
     pairs = []
-    for where, names in _rows(folder / "pairs.txt"):
-        if len(names) < 2 or not set(names[:2]) <= set(views):
-            raise InputError(f"{where}: expected two names of views.txt, got {' '.join(names)!r}")
+    for where, names in read_pairs(folder / "pairs.txt", more_columns=True):
+        if not set(names) <= set(views):
+            raise InputError(f"{where}: expected two names of views.txt, got {' and '.join(names)}")
         pairs.append(PosedPair(views[names[0]], views[names[1]], f"{names[0]}-{names[1]}"))
     return pairs
 
@@ -116,13 +117,6 @@ def _parse_view(fields: list[str], image_folder: Path, where: str) -> PosedImage
     width, height, *parameters = _numbers(fields[14:], where)
     camera = parse_camera(fields[13], (int(width), int(height)), parameters, where)
     return PosedImage(image_folder / fields[0], camera.K, R, t, camera.distortion)
-
-
-def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Where each line stands, and its fields."""
-    for number, line in enumerate(read_lines(path), start=1):
-        if line and not line.startswith("#"):
-            yield f"{path}, line {number}", line.split()
 
 
 def _numbers(fields: list[str], where: str) -> np.ndarray:

@@ -32,7 +32,8 @@ from ananet.integrations.colmap.database import Database, Pair, View, copy_datab
 from ananet.integrations.colmap.library import import_pycolmap
 from ananet.integrations.colmap.verification import verify_pairs
 from ananet.integrations.neighbours import nearest_neighbours as nearest_tensors
-from ananet.io.files import atomic_path, check_output, file_sha256, read_lines
+from ananet.io.files import atomic_path, check_output, file_sha256
+from ananet.io.pairs import read_pairs
 from ananet.pruners import Pruner, load
 from ananet.pruners.base import Pruned, stream_items
 from ananet.pruners.registry import look_up as look_up_pruner
@@ -368,17 +369,10 @@ def _check_indices(database: Database, pair: Pair, indices: np.ndarray, views: S
 def _named_pairs(database: Database, pairs: str | Path | Sequence[tuple[str, str]]) -> list[Pair]:
     """Pairs of images by name, from a file or as they are."""
     images = {name: image for image, name in database.image_names().items()}
-    named = _read_pairs(Path(pairs)) if isinstance(pairs, str | Path) else [("pairs", tuple(two)) for two in pairs]
+    named = read_pairs(pairs) if isinstance(pairs, str | Path) else (("pairs", tuple(two)) for two in pairs)
     found = []
     for where, names in named:
         if len(names) != 2 or not images.keys() >= set(names) or len(set(names)) != 2:
             raise InputError(f"{where}: expected the names of two images of {database.name}, got {' '.join(names)!r}")
         found.append(Pair(images[names[0]], images[names[1]]))
     return found
-
-
-def _read_pairs(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Where each pair of names stands, and the names."""
-    for number, line in enumerate(read_lines(path), start=1):
-        if line and not line.startswith("#"):
-            yield f"{path}, line {number}", tuple(line.split("\t") if "\t" in line else line.split())
