@@ -1,14 +1,13 @@
-"""`ananet bulk` with 1 and 2 workers: pairs a second, and what the files take.
+"""Pairs per second of `ananet bulk` with 1 and 2 workers, and the size of its files.
 
     python benchmarks/bulk.py                               # 64 pairs of 2048 matches, on the CPU: minutes
     python benchmarks/bulk.py --pairs 24 --workers 1 2 --json
     python benchmarks/bulk.py --photos FOLDER               # CPU time and bytes of each step from photos to poses
 
-The pairs are synthetic: points on a wavy surface before two cameras, half of the matches right. Workers are processes
-of a Ray on this machine, each on one thread. Seconds until a process has loaded the network do not count: the rate is
-that of the parts which come after each worker has written one. It says nothing unless the machine is idle; the load
-is told too. Of photos, every one is matched with the next two, in one process on one thread; its CPU time depends
-little on what else the machine does.
+The pairs are synthetic: points on a wavy surface in front of two cameras, half of the matches right. Workers are
+processes of a local Ray, each on one thread. The rate counts the parts after the first of each worker, without the time
+to start. It is only meaningful on an idle machine, so the load is printed too. With --photos, each photo is matched with
+the next two, in one process on one thread; CPU times depend little on other load.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from ananet.bulk.outputs import write_part
 from ananet.bulk.stages import Prune, Verify
 
 WIDTH, HEIGHT, FOCAL = 1600, 1200, 1400.0
-BAR = 1.7
 
 
 def write_pairs(folder: Path, count: int, matches: int) -> None:
@@ -63,10 +61,10 @@ def write_pairs(folder: Path, count: int, matches: int) -> None:
 
 
 def steady_rate(written: Sequence[float], workers: int, pairs_per_part: int) -> float:
-    """Pairs a second, from when each worker should have written one part to the last.
+    """Return pairs per second, without the first part of each worker.
 
     Args:
-        written: the times of all parts, in any order.
+        written: times of all parts, in any order.
 
     >>> steady_rate([10, 11, 12, 13, 14], workers=1, pairs_per_part=8)
     8.0
@@ -93,7 +91,7 @@ def measure(folder: Path, output: Path, workers: int, pairs_per_part: int) -> di
 
 
 def measure_photos(folder: Path, work: Path, most: int = 12) -> dict[str, float]:
-    """Milliseconds of CPU time of each step, and bytes of what is written, of a photo or a pair."""
+    """CPU milliseconds of each step and bytes written, per photo or per pair."""
     photos = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".png"))[:most]
     pairs = [(a, b) for i, a in enumerate(photos) for b in photos[i + 1 : i + 3]]
     (work / "pairs.txt").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
@@ -111,9 +109,9 @@ def measure_photos(folder: Path, work: Path, most: int = 12) -> dict[str, float]
     timed("detect", len(photos), lambda: [source.detect(name, detector) for name in photos])
     found = timed("match", len(pairs), lambda: list(source.read(part)))
     travelling = len(pickle.dumps(found)) / len(pairs)
-    found = timed("prune", len(pairs), lambda: prune(found))
+    found = timed("prune", len(pairs), lambda: prune.prune(found))
     found = timed("verify", len(pairs), lambda: verify(found))
-    write_part(work / "part.parquet", found, with_indices=True)  # what pyarrow imports takes a part of a second, once
+    write_part(work / "part.parquet", found, with_indices=True)  # imports pyarrow, which is not timed
     counts = timed("write", len(pairs), lambda: write_part(work / "part.parquet", found, with_indices=True))
     features = sum(path.stat().st_size for path in (work / "features").iterdir())
     return spent | {
@@ -159,10 +157,10 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"load_before": load, "input_bytes_per_pair": size, "runs": runs, "scaling": scaling}))
         return
-    print(f"load before {load:.1f}, {size:,.0f} bytes of input a pair")
+    print(f"load before {load:.1f}, {size:,.0f} bytes of input per pair")
     for run in runs:
         print(", ".join(f"{name} {value}" for name, value in run.items()))
-    print(f"{last['workers']} workers over {first['workers']}: {scaling:.2f} x (bar {BAR})")
+    print(f"{last['workers']} workers over {first['workers']}: {scaling:.2f} x")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from tests.photos import photo
 
-pytest.importorskip("pyarrow", reason="needs the extra 'ray'")
+pytest.importorskip("pyarrow", reason="needs the extra 'bulk'")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -138,6 +139,14 @@ def test_without_ray(monkeypatch, pairs, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"ray\[data\]"):
         prune_in_bulk(pairs, tmp_path)
+
+
+@pytest.mark.slow
+def test_ray_of_its_own_says_nothing(tmp_path):
+    write_npz(tmp_path / "in", 1)
+    command = [sys.executable, "-m", "ananet", "bulk", "in", "out", "--workers", "1", "--pruner", "lpm"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("1 pairs, 0 of them failed")
 
 
 def test_the_plain_loop_makes_the_heavy_step_once():

@@ -12,7 +12,7 @@ from ananet.estimators import Pose
 from ananet.pruners import Pruned
 from tests.bulk.problems import read_rows
 
-pytest.importorskip("pyarrow", reason="needs the extra 'ray'")
+pytest.importorskip("pyarrow", reason="needs the extra 'bulk'")
 
 
 def test_rows_and_counts(tmp_path):

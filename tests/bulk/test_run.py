@@ -1,6 +1,7 @@
 """Whole calls, in a plain loop; `test_cluster.py` holds Ray to it."""
 
 import sqlite3
+import sys
 
 import cv2
 import numpy as np
@@ -15,7 +16,7 @@ from ananet.io.npz import read_matches
 from tests.bulk.problems import read_rows, write_database, write_npz
 from tests.photos import photo
 
-pytest.importorskip("pyarrow", reason="needs the extra 'ray'")
+pytest.importorskip("pyarrow", reason="needs the extra 'bulk'")
 
 
 def run(*arguments, **options):
@@ -150,6 +151,12 @@ def _matches(path):
         return connection.execute("SELECT pair_id, rows, data FROM matches ORDER BY pair_id").fetchall()
     finally:
         connection.close()
+
+
+def test_without_pyarrow(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match="pip install pyarrow .ananet's extra 'bulk'"):
+        run(write_npz(tmp_path / "in", 1), tmp_path / "out")
 
 
 def test_photos(tmp_path):

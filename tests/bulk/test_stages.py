@@ -13,17 +13,11 @@ def make_pairs(count):
     return [Pair(str(number), matches=problem.matches, cameras_known=True) for number, problem in enumerate(problems)]
 
 
-def test_groups():
-    pairs = make_pairs(5)
-    found = list(stages.groups([Pair("failed", error="x"), *pairs], 150))
-    assert [pair.source for group in found for pair in group] == ["failed", "0", "1", "2", "3", "4"]
-    assert [len(group) for group in found] == [3, 2, 1]
-
-
-def test_pruned_together_as_alone(monkeypatch):
-    monkeypatch.setattr(stages, "AT_ONCE_ON_CPU", 200)
+def test_pruned_together_as_alone():
     pairs = [*make_pairs(4), Pair("failed", error="x")]
-    found = stages.Prune("ananet-small", "cpu")(pairs)
+    row = stages.Prune("ananet-small", "cpu")({"number": 3, "pairs": np.array(pairs, object)})
+    found = row["pairs"]
+    assert row["number"] == 3
     pruner = ananet.load("ananet-small", device="cpu")
     assert [pair.source for pair in found] == ["0", "1", "2", "3", "failed"] and found[4].kept is None
     for pair in found[:4]:
@@ -37,7 +31,7 @@ def test_one_pair_that_breaks_a_batch():
     # Neither cameras nor sizes: networks cannot place these points.
     bad = pairs[1].matches.replace(K0=None, K1=None, image_size0=None, image_size1=None)
     pairs[1] = Pair("bad", matches=bad)
-    found = stages.Prune("ananet-small", "cpu")(pairs)
+    found = stages.Prune("ananet-small", "cpu").prune(pairs)
     assert [pair.error is None for pair in found] == [True, False, True]
     assert "expected camera matrices" in found[1].error and found[1].source == "bad"
     assert [pair.error is None for pair in stages.Verify("poselib")(found)] == [True, False, True]

@@ -7,7 +7,7 @@ import pytest
 from ananet.cli.main import main
 from tests.bulk.problems import read_rows, write_npz
 
-pytest.importorskip("pyarrow", reason="needs the extra 'ray'")
+pytest.importorskip("pyarrow", reason="needs the extra 'bulk'")
 
 
 def test_counts_are_printed(tmp_path, capsys):

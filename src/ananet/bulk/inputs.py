@@ -1,15 +1,16 @@
-"""What there is to prune: pairs in files, listed in parts. The same input always gives the same parts."""
+"""Pairs in files, listed in parts. The same input always gives the same parts."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,22 +31,23 @@ from ananet.io.pairs import holds_pair, pair_of_line
 from ananet.pruners import Pruned
 from ananet.twoview.matcher import find_features
 
-# Features of photos that a process remembers, a megabyte each: a list of pairs often has one photo in many lines.
-PHOTOS_REMEMBERED = 128
+# Photos with features in memory per process, a megabyte each: lists of pairs often repeat a photo in many lines.
+CACHED_PHOTOS = 128
 SHAPES = {"points0": (-1, 2), "points1": (-1, 2), "K0": (3, 3), "K1": (3, 3), "indices": (-1, 2)}
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some pairs of one file, which are read, pruned and written together."""
+    """Pairs that are read, pruned and written together."""
 
     source: str
-    """The file, as seen from the folder of the input."""
+    """File, relative to the input folder."""
     first: int
-    """Where they begin: the number of a database's pair, the row of a table, the byte of a list."""
+    """Start: pair id in a database, row of a table, byte offset in a list."""
     count: int
     names: tuple[str, ...] = ()
-    """Of the pairs, where nothing but a name tells them apart."""
+    """Names of the pairs, where they are the only way to find them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,29 +56,29 @@ class Pair:
 
     source: str
     key: str | None = None
-    """Which pair of the source it is, where that has several."""
+    """Identifies the pair in a source with several."""
     name0: str | None = None
     name1: str | None = None
     matches: Correspondences | None = None
-    """What the pruner gets to see; None for a pair that failed."""
+    """Input of the pruner; None for a pair that failed."""
     usable: np.ndarray | None = None
     """[N] bool: which of the input's matches these are; None for all."""
     cameras_known: bool = False
-    """Both of them, so that there can be a pose."""
+    """Whether both cameras are known, so that a pose can be estimated."""
     kept: Pruned | None = None
     pose: Pose | None = None
     overlap: bool | None = None
-    """Whether the photos show the same thing; None where too little is known of the matches to tell."""
+    """Whether the photos show the same scene; None if ratio, mutual flag or image sizes are missing."""
     error: str | None = None
 
     def failed(self, error: Exception) -> Pair:
-        """The same pair with nothing but what went wrong."""
+        """Return the same pair with the error alone."""
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         return Pair(self.source, self.key, self.name0, self.name1, error=reason)
 
 
 def attempt(pair: Pair, step: Callable[[Pair], Pair]) -> Pair:
-    """A step of one pair; whatever it raises is noted, and the others go on."""
+    """Apply a step to one pair. An exception becomes the pair's error, so that other pairs go on."""
     if pair.error is not None:
         return pair
     try:
@@ -86,22 +88,22 @@ def attempt(pair: Pair, step: Callable[[Pair], Pair]) -> Pair:
 
 
 class Source(ABC):
-    """Pairs in files of one kind. It travels to other processes, and so holds no open file.
+    """Pairs in files of one kind. It is sent to other processes, so it holds no open file.
 
     Args:
-        folder: of the input.
-        files: as seen from there, sorted.
+        folder: the input.
+        files: relative to the folder, sorted.
     """
 
     suffix: str
     has_indices = False
-    """Whether the answer has to say which keypoints the matches join, as the input has no matches."""
+    """Whether the output needs keypoint indices, because the input has no matches."""
 
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
         self.folder, self.files = folder, list(files)
 
     def parts(self, size: int) -> Iterator[Part]:
-        """All pairs, at most `size` in a part. A file that cannot be read is a part of one pair, which will fail."""
+        """Yield all pairs, at most `size` in a part. An unreadable file becomes a part of one pair, which will fail."""
         for name in self.files:
             try:
                 yield from self.parts_of(name, size)
@@ -114,13 +116,17 @@ class Source(ABC):
         except Exception as error:
             yield Pair(part.source).failed(error)
 
+    def settings(self) -> dict[str, Any]:
+        """What the output depends on beside the files and the pruner."""
+        return {"input": self.suffix}
+
     @abstractmethod
     def parts_of(self, name: str, size: int) -> Iterator[Part]:
-        """Of one file."""
+        """Yield the parts of one entry of `files`."""
 
     @abstractmethod
     def pairs_of(self, part: Part) -> Iterator[Pair]:
-        """The pairs of a part, in order; a bad one carries its error, a bad file raises."""
+        """Yield the pairs of a part in order. A bad pair carries its error, a bad file raises."""
 
 
 class Databases(Source):
@@ -156,7 +162,7 @@ class Databases(Source):
 
 
 class HlocFiles(Source):
-    """hloc's matches, and the features that belong to them: all .h5 files of a folder."""
+    """hloc's matches with their features: all .h5 files of a folder."""
 
     suffix = ".h5"
 
@@ -172,8 +178,7 @@ class HlocFiles(Source):
     def parts_of(self, name: str, size: int) -> Iterator[Part]:
         with open_hdf5(self.folder / name) as file:
             groups = sorted(hloc.groups_with(file, "matches0"))
-        for number, some in enumerate(_slices(groups, size)):
-            yield Part(name, number * size, len(some), tuple(some))
+        yield from _named_parts(name, groups, size)
 
     def pairs_of(self, part: Part) -> Iterator[Pair]:
         images = _hloc_images(self.features)
@@ -190,21 +195,21 @@ class HlocFiles(Source):
 
 @lru_cache(maxsize=1)
 def _hloc_images(paths: tuple[Path, ...]) -> hloc.Images:
-    """Opened once in a process, and left open: listing a million photos takes a minute."""
+    """Open the features once per process: listing a million photos takes a minute."""
     return hloc.Images({path: open_hdf5(path) for path in paths})
 
 
 class MatchFiles(Source):
-    """Matches in .npz files, a pair in each."""
+    """Matches in .npz files, one pair per file. They are sliced as one list, so that a part has many files."""
 
     suffix = ".npz"
 
-    def parts(self, size: int) -> Iterator[Part]:
-        for number, some in enumerate(_slices(self.files, size)):
-            yield Part("", number * size, len(some), tuple(some))
+    def __init__(self, folder: Path, files: Sequence[str]) -> None:
+        super().__init__(folder, [""])
+        self.names = files
 
     def parts_of(self, name: str, size: int) -> Iterator[Part]:
-        raise AssertionError("a part holds many files")
+        yield from _named_parts(name, self.names, size)
 
     def pairs_of(self, part: Part) -> Iterator[Pair]:
         def read(pair: Pair) -> Pair:
@@ -216,7 +221,7 @@ class MatchFiles(Source):
 
 
 class Tables(Source):
-    """Matches in Parquet files, a pair in each row: columns named as the arrays of an .npz file, lists of numbers."""
+    """Matches in Parquet files, one pair per row: columns are lists of numbers, named like the arrays of an .npz file."""
 
     suffix = ".parquet"
 
@@ -227,9 +232,9 @@ class Tables(Source):
 
     def pairs_of(self, part: Part) -> Iterator[Pair]:
         file = _open_table(self.folder / part.source)
-        # Only the row groups that have some of these rows are read.
-        groups = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
-        starts = np.concatenate([[0], np.cumsum(groups)])
+        # Read only the row groups with these rows.
+        groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        starts = np.cumsum([0, *groups])
         needed = np.flatnonzero((starts[1:] > part.first) & (starts[:-1] < part.first + part.count))
         columns = [name for name in file.schema_arrow.names if name in (*REQUIRED, *OPTIONAL, "name0", "name1")]
         rows = file.read_row_groups(needed.tolist(), columns=columns)
@@ -253,7 +258,7 @@ def import_parquet() -> ModuleType:
     try:
         from pyarrow import parquet
     except ImportError:
-        raise MissingExtraError("pyarrow", "ray") from None
+        raise MissingExtraError("pyarrow", "bulk") from None
     return parquet
 
 
@@ -266,16 +271,13 @@ def _open_table(path: Path) -> Any:
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:
-    """The array of this name from a list of numbers, or of lists of numbers."""
-    no_numbers = InputError(f"{name}: expected a list of numbers, got {value.type}")
-    if not hasattr(value, "values"):
-        raise no_numbers
-    values = value.values
+    """Return the named array from a list of numbers, flat or nested."""
+    values = getattr(value, "values", None)
     while hasattr(values, "flatten") and values.type.num_fields:
         values = values.flatten()
-    array = values.to_numpy(zero_copy_only=False)
-    if array.dtype.kind not in "biuf":
-        raise no_numbers
+    array = None if values is None else values.to_numpy(zero_copy_only=False)
+    if array is None or array.dtype.kind not in "biuf":
+        raise InputError(f"{name}: expected a list of numbers, got {value.type}")
     shape = SHAPES.get(name, (-1,))
     try:
         return array.reshape(shape)
@@ -285,15 +287,15 @@ def _numbers(name: str, value: Any) -> np.ndarray:
 
 
 class PhotoPairs(Source):
-    """Photos of a folder, and a text file with two of their names per line (a tab between them if names have blanks).
+    """Photos of a folder, and a text file with two of their names per line.
 
     Args:
         folder: of the photos.
         listed: the text file.
-        features: the folder where `detect` puts what it finds, once for each photo.
+        features: the folder to which `detect` writes features, one file per photo.
         detector, max_keypoints: as `load_detector` takes them.
-        focal: of all photos, in pixels; None for what EXIF says.
-        use_exif: whether EXIF is asked.
+        focal: of all photos, in pixels; None for EXIF.
+        use_exif: whether to read focal lengths from EXIF.
     """
 
     suffix = ".txt"
@@ -317,38 +319,31 @@ class PhotoPairs(Source):
         self.features, self.detector, self.max_keypoints = features, detector, max_keypoints
         self.focal, self.use_exif = focal, use_exif
 
+    def settings(self) -> dict[str, Any]:
+        own = {"detector": self.detector, "max_keypoints": self.max_keypoints}
+        return {**super().settings(), **own, "focal": self.focal, "exif": self.use_exif}
+
     def parts_of(self, name: str, size: int) -> Iterator[Part]:
-        first, count, place = 0, 0, 0
-        with self.listed.open("rb") as file:
-            for line in file:
-                if holds_pair(line):
-                    if count == size:
-                        yield Part(name, first, count)
-                        first, count = place, 0
-                    count += 1
-                place += len(line)
-        if count:
-            yield Part(name, first, count)
+        for some in _slices(self._lines(), size):
+            yield Part(name, some[0][0], len(some))
 
     def pairs_of(self, part: Part) -> Iterator[Pair]:
-        for line in self._lines(part):
+        for _, line in islice(self._lines(part.first), part.count):
             yield attempt(Pair(part.source), partial(self._read_line, line))
 
     def photos(self) -> list[str]:
-        """The names of all photos that are listed, once each."""
+        """Return the names of all listed photos, each once."""
         found: dict[str, None] = {}
-        with self.listed.open("rb") as file:
-            for line in file:
-                if holds_pair(line):
-                    with suppress(InputError):
-                        found.update(dict.fromkeys(_two_names(line)))
+        for _, line in self._lines():
+            with suppress(InputError):
+                found.update(dict.fromkeys(_two_names(line)))
         return list(found)
 
     def load_detector(self, device: str) -> Detector:
         return load_detector(self.detector, device=device, max_keypoints=self.max_keypoints)
 
     def detect(self, name: str, detector: Detector) -> None:
-        """Finds and writes the features of a photo, or why there are none."""
+        """Write the features of a photo, or the error."""
         path = self._features_of(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -361,27 +356,21 @@ class PhotoPairs(Source):
             save_arrays(path, {"error": np.frombuffer(reason, np.uint8)}, compressed=False)
 
     def is_detected(self, name: str, again: bool) -> bool:
-        """Whether the features of a photo are there; with `again`, a photo that failed counts as one without."""
+        """Whether the features of a photo are there; with `again`, an error does not count."""
         path = self._features_of(name)
-        if not path.is_file():
-            return False
-        if not again:
-            return True
-        return not read_some(path, ("error",))
+        return path.is_file() and not (again and read_some(path, ("error",)))
 
     def _features_of(self, name: str) -> Path:
         return self.features / f"{name}.npz"
 
-    def _lines(self, part: Part) -> Iterator[bytes]:
-        left = part.count
+    def _lines(self, first: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Yield (byte offset, line) of the lines that list a pair, from an offset on."""
         with self.listed.open("rb") as file:
-            file.seek(part.first)
+            file.seek(first)
             for line in file:
                 if holds_pair(line):
-                    yield line
-                    left -= 1
-                if not left:
-                    return
+                    yield first, line
+                first += len(line)
 
     def _read_line(self, line: bytes, pair: Pair) -> Pair:
         name0, name1 = _two_names(line)
@@ -398,9 +387,9 @@ class PhotoPairs(Source):
         return replace(pair, matches=match(first, second, K0=K0, K1=K1), cameras_known=True)
 
 
-@lru_cache(maxsize=PHOTOS_REMEMBERED)
+@lru_cache(maxsize=CACHED_PHOTOS)
 def _read_features(path: Path) -> tuple[Features, float | None]:
-    """What `PhotoPairs.detect` wrote: features, and the focal length if EXIF knows it."""
+    """Return what `PhotoPairs.detect` wrote: features, and the focal length if EXIF has one."""
     error = read_some(path, ("error",)).get("error")
     if error is not None:
         raise InputError(error.tobytes().decode())
@@ -411,22 +400,28 @@ def _read_features(path: Path) -> tuple[Features, float | None]:
 def _two_names(line: bytes) -> tuple[str, str]:
     names = pair_of_line(line)
     for name in names:
-        # Features go by the names of photos: a list from elsewhere must not write where it likes.
+        # Feature files are named after photos, and must stay in their folder.
         if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
             raise InputError(f"expected a photo in the folder of the input, got {name!r}")
     return names
 
 
-def _slices(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
+def _slices(values: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    values = iter(values)
+    while some := list(islice(values, size)):
+        yield some
+
+
+def _named_parts(source: str, names: Sequence[str], size: int) -> Iterator[Part]:
+    for number, some in enumerate(_slices(names, size)):
+        yield Part(source, number * size, len(some), tuple(some))
 
 
 SOURCES = (Databases, HlocFiles, MatchFiles, Tables)
 
 
 def open_source(path: Path) -> Source:
-    """The pairs of a file, or of all files of one kind in a folder and its folders."""
+    """Open a file, or all files of one kind in a folder and its subfolders."""
     if not path.exists():
         raise InputError(f"input: {path}: no such file or folder")
     folder = path if path.is_dir() else path.parent

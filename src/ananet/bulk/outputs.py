@@ -1,4 +1,4 @@
-"""What is written: a Parquet file of each part, with its counts in the footer; and pruned databases."""
+"""Parquet files of parts, with their counts in the footer, and pruned databases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNTS = b"ananet"
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of the pairs of a part, or of all parts."""
+    """Numbers of pairs and matches of a part, or of all parts."""
 
     pairs: int = 0
     failed: int = 0
@@ -43,42 +43,62 @@ def part_path(folder: Path, number: int) -> Path:
 
 
 def write_part(path: Path, pairs: Sequence[Pair], with_indices: bool) -> Counts:
-    """One row per pair, in the order of the input, all or nothing.
+    """Write one row per pair, in the order of the input.
 
     Args:
-        with_indices: write which keypoints the matches join.
+        with_indices: write keypoint indices.
     """
     parquet = import_parquet()
     import pyarrow as arrow
 
-    masks, scores = zip(*(_full(pair) for pair in pairs), strict=True) if pairs else ((), ())
-    poses = [pair.pose for pair in pairs]
-    columns = {
-        "source": arrow.array([pair.source for pair in pairs], arrow.string()),
-        "pair": arrow.array([pair.key for pair in pairs], arrow.string()),
-        "name0": arrow.array([pair.name0 for pair in pairs], arrow.string()),
-        "name1": arrow.array([pair.name1 for pair in pairs], arrow.string()),
-        "mask": _lists(masks, np.bool_),
-        "scores": _lists(scores, np.float32),
-        "R": arrow.array([None if p is None else p.R.ravel().tolist() for p in poses], arrow.list_(arrow.float64())),
-        "t": arrow.array([None if p is None else p.t.tolist() for p in poses], arrow.list_(arrow.float64())),
-        "inliers": arrow.array([None if p is None else int(p.inliers.sum()) for p in poses], arrow.int32()),
-        "overlap": arrow.array([pair.overlap for pair in pairs], arrow.bool_()),
-        "error": arrow.array([pair.error for pair in pairs], arrow.string()),
+    kinds = {
+        **dict.fromkeys(("source", "pair", "name0", "name1"), arrow.string()),
+        "mask": arrow.list_(arrow.bool_()),
+        "scores": arrow.list_(arrow.float32()),
+        **dict.fromkeys(("R", "t"), arrow.list_(arrow.float64())),
+        "inliers": arrow.int32(),
+        "overlap": arrow.bool_(),
+        "error": arrow.string(),
     }
     if with_indices:
-        columns["indices"] = _lists([_indices(pair) for pair in pairs], np.int32)
+        kinds["indices"] = arrow.list_(arrow.int32())
+    rows = [_row(pair) for pair in pairs]
     counts = Counts(
-        len(pairs),
-        sum(pair.error is not None for pair in pairs),
-        sum(map(len, masks)),
-        sum(int(mask.sum()) for mask in masks),
-        sum(pose is not None for pose in poses),
+        len(rows),
+        sum(row["error"] is not None for row in rows),
+        sum(len(row["mask"]) for row in rows),
+        sum(int(row["mask"].sum()) for row in rows),
+        sum(row["R"] is not None for row in rows),
     )
-    table = arrow.table(columns).replace_schema_metadata({COUNTS: json.dumps(asdict(counts))})
+    schema = arrow.schema(list(kinds.items()), metadata={COUNTS: json.dumps(asdict(counts))})
     with atomic_path(path) as temporary:
-        parquet.write_table(table, temporary, compression="zstd")
+        parquet.write_table(arrow.Table.from_pylist(rows, schema), temporary, compression="zstd")
     return counts
+
+
+def _row(pair: Pair) -> dict[str, Any]:
+    kept, pose, indices = pair.kept, pair.pose, None
+    mask, scores = np.zeros(0, bool), np.zeros(0, np.float32)
+    if kept is not None:
+        usable = np.ones(len(kept.mask), bool) if pair.usable is None else pair.usable
+        # Matches that the pruner did not see are not kept.
+        mask, scores = np.zeros(len(usable), bool), np.zeros(len(usable), np.float32)
+        mask[usable], scores[usable] = kept.mask, kept.scores
+        indices = None if pair.matches is None else pair.matches.indices
+    return {
+        "source": pair.source,
+        "pair": pair.key,
+        "name0": pair.name0,
+        "name1": pair.name1,
+        "mask": mask,
+        "scores": scores,
+        "R": None if pose is None else pose.R.ravel(),
+        "t": None if pose is None else pose.t,
+        "inliers": None if pose is None else int(pose.inliers.sum()),
+        "overlap": pair.overlap,
+        "error": pair.error,
+        "indices": np.zeros(0, np.int32) if indices is None else indices.numpy().ravel(),
+    }
 
 
 def read_counts(path: Path) -> Counts:
@@ -90,39 +110,13 @@ def read_counts(path: Path) -> Counts:
         ) from None
 
 
-def _full(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """[N] mask and scores of all matches of the input: those that the pruner did not see are not kept."""
-    if pair.kept is None:
-        return np.zeros(0, bool), np.zeros(0, np.float32)
-    if pair.usable is None:
-        return pair.kept.mask, pair.kept.scores
-    mask, scores = np.zeros(len(pair.usable), bool), np.zeros(len(pair.usable), np.float32)
-    mask[pair.usable], scores[pair.usable] = pair.kept.mask, pair.kept.scores
-    return mask, scores
-
-
-def _indices(pair: Pair) -> np.ndarray:
-    if pair.kept is None or pair.matches is None or pair.matches.indices is None:
-        return np.zeros(0, np.int32)
-    return pair.matches.indices.numpy().ravel()
-
-
-def _lists(arrays: Sequence[np.ndarray], kind: type[np.generic]) -> Any:
-    """A column of lists, without a Python object for each number."""
-    import pyarrow as arrow
-
-    offsets = np.cumsum([0, *map(len, arrays)]).astype(np.int32)
-    values = np.concatenate([np.zeros(0, kind), *arrays]).astype(kind)
-    return arrow.ListArray.from_arrays(arrow.array(offsets), arrow.array(values))
-
-
 def write_database(source: Path, target: Path, parts: Sequence[Path], pruner: str, min_matches: int) -> None:
-    """A copy of a COLMAP database with what its parts say is kept; pairs that failed stay as they are.
+    """Write a copy of a COLMAP database with the kept matches. Failed pairs stay unchanged.
 
     Args:
         parts: all files with pairs of this database.
-        pruner: what `ananet colmap` will know this pruner by, so that it does not prune the pairs again.
-        min_matches: a pair that keeps fewer gets none.
+        pruner: identity of the pruner, so that `ananet colmap` does not prune the pairs again.
+        min_matches: pairs that keep fewer lose all.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_database(source) as original, atomic_path(target) as temporary:

@@ -1,11 +1,7 @@
-"""Pairs by the million, on Ray: read, prune, verify, write, part by part.
+"""Prune many pairs on Ray: read, prune, verify and write them part by part.
 
-    from ananet.bulk import prune_in_bulk
-    prune_in_bulk("databases/", "pruned/")                            # .db, .h5, .npz or .parquet files
-    prune_in_bulk("photos/", "pruned/", pairs="pairs.txt")            # detect and match first
-
-A part is a fixed slice of the input and becomes one Parquet file, which is there as a whole or not at all. So a second
-call does what is missing, and nothing is written twice.
+A part is a fixed slice of the input and becomes one Parquet file, complete or absent. A second call writes the parts
+that are missing.
 """
 
 from __future__ import annotations
@@ -19,15 +15,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from ananet._util import defaults
 from ananet._util.checks import check_whole_number
-from ananet._util.defaults import (
-    COLMAP_MIN_MATCHES,
-    DETECTOR,
-    ESTIMATOR,
-    MAX_KEYPOINTS,
-    PRUNER,
-    RECONSTRUCTION_PRUNER,
-)
 from ananet.bulk.cluster import Engine, Row, open_engine
 from ananet.bulk.inputs import Databases, Part, PhotoPairs, Source, import_parquet, open_source
 from ananet.bulk.outputs import Counts, part_path, read_counts, write_database, write_part
@@ -39,24 +28,22 @@ from ananet.integrations.colmap.pruning import identity_of
 from ananet.io.files import only_process, read_json, remove_temporaries, write_json
 from ananet.pruners import load
 
-__all__ = ["Summary", "prune_in_bulk"]
-
 PAIRS_PER_PART = 512
-# Photos of one task: enough that starting it costs little.
+# Enough to make the start of a task negligible.
 PHOTOS_PER_TASK = 16
 MANIFEST, FEATURES, DATABASES = "bulk.json", "features", "databases"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of a call, including parts that were done before it."""
+    """The result of a call, including parts that an earlier call wrote."""
 
     parts: int
-    """Files of the output."""
+    """Number of files in the output."""
     skipped: int
-    """Of these, parts that were there already; their pairs are counted below too."""
+    """Number of parts that an earlier call wrote."""
     counts: Counts
-    """Of pairs and matches."""
+    """Pairs and matches of all parts."""
 
 
 def prune_in_bulk(
@@ -65,13 +52,13 @@ def prune_in_bulk(
     *,
     pairs: str | Path | None = None,
     pruner: str | Path | None = None,
-    estimator: str = ESTIMATOR,
-    detector: str = DETECTOR,
-    max_keypoints: int = MAX_KEYPOINTS,
+    estimator: str = defaults.ESTIMATOR,
+    detector: str = defaults.DETECTOR,
+    max_keypoints: int = defaults.MAX_KEYPOINTS,
     focal: float | None = None,
     use_exif: bool = True,
     databases: bool = False,
-    min_matches: int = COLMAP_MIN_MATCHES,
+    min_matches: int = defaults.COLMAP_MIN_MATCHES,
     pairs_per_part: int = PAIRS_PER_PART,
     retry_failed: bool = False,
     workers: int | None = None,
@@ -79,24 +66,24 @@ def prune_in_bulk(
     device: str = "auto",
     progress: bool = False,
 ) -> Summary:
-    """Prunes all pairs of an input.
+    """Prune all pairs of an input.
 
     Args:
         input: a folder of COLMAP databases (.db), of hloc's features and matches (.h5), of matches (.npz, as
-            `ananet prune` reads them, or .parquet, a pair in each row); a single such file; or a folder of photos.
+            `ananet prune` reads them, or .parquet, one pair per row), or of photos; or a single such file.
         output: a folder for part-*.parquet. On a cluster, all machines must see it and the input at the same paths.
         pairs: for photos, a text file with two names per line.
-        pruner: what `ananet.load` takes; None for the best one, for COLMAP databases that of `ananet colmap`.
-        estimator: for the poses of pairs with known cameras.
-        detector, max_keypoints, focal, use_exif: for photos. `focal` holds for all of them, in pixels.
-        databases: also write pruned copies of COLMAP databases, to OUTPUT/databases.
-        min_matches: pairs of such a copy that keep fewer lose all their matches.
-        pairs_per_part: pairs in memory at once, which are lost when a process is killed.
+        pruner: as `ananet.load` takes it; None for the default, which for COLMAP databases is that of `ananet colmap`.
+        estimator: estimates the poses of pairs with known cameras.
+        detector, max_keypoints, focal, use_exif: for photos. `focal` is in pixels, for all photos.
+        databases: also write pruned copies of COLMAP databases to OUTPUT/databases.
+        min_matches: in these copies, pairs that keep fewer matches lose all.
+        pairs_per_part: pairs in memory at once, and lost when a process is killed.
         retry_failed: repeat parts with failed pairs.
-        workers: actors that prune; None for one on each GPU, or on each CPU; 0 for a plain loop without Ray.
+        workers: processes that prune; None for one per GPU, or per CPU; 0 for a plain loop without Ray.
         address: of a Ray cluster; None for this machine.
-        device: "auto" (GPUs if there are some), "cpu" or "cuda".
-        progress: show a bar.
+        device: "auto" (GPUs if there are any), "cpu" or "cuda".
+        progress: show a progress bar.
     """
     check_whole_number("pairs_per_part", pairs_per_part, 1)
     check_whole_number("min_matches", min_matches, 0)
@@ -112,9 +99,9 @@ def prune_in_bulk(
         source = PhotoPairs(input, Path(pairs), output / FEATURES, detector, max_keypoints, focal, use_exif)
         source.load_detector("cpu")
     if pruner is None:
-        pruner = RECONSTRUCTION_PRUNER if isinstance(source, Databases) else PRUNER
+        pruner = defaults.RECONSTRUCTION_PRUNER if isinstance(source, Databases) else defaults.PRUNER
     pruner = str(pruner)
-    # What is wrong with them is told here, and not by a process elsewhere.
+    # Report wrong names here rather than from a worker process.
     load(pruner, device="cpu")
     load_estimator(estimator)
     identity = identity_of(pruner)
@@ -126,14 +113,14 @@ def prune_in_bulk(
     output.mkdir(parents=True, exist_ok=True)
     with only_process(output):
         remove_temporaries(output)
-        _check_manifest(output, {"pruner": identity, "estimator": estimator, **_settings(source)}, parts)
+        _check_manifest(output, {"pruner": identity, "estimator": estimator, **source.settings()}, parts)
         with open_engine(workers, address, device) as engine:
             if isinstance(source, PhotoPairs):
                 _detect(engine, source, retry_failed, progress)
             skipped = _prune(engine, source, parts, output, pruner, estimator, retry_failed, progress)
             if databases:
                 _write_databases(engine, source, parts, output, identity, min_matches, progress)
-        # Of processes that were killed on the way.
+        # Left by workers that were killed.
         remove_temporaries(output)
     counts = sum((read_counts(part_path(output, number)) for number in range(len(parts))), Counts())
     return Summary(len(parts), skipped, counts)
@@ -149,7 +136,7 @@ def _prune(
     retry_failed: bool,
     progress: bool,
 ) -> int:
-    """Writes the parts that are missing; returns how many were there."""
+    """Write the missing parts; return how many were there."""
 
     def is_done(number: int) -> bool:
         path = part_path(output, number)
@@ -166,30 +153,20 @@ def _prune(
     missing = [number for number in range(len(parts)) if not is_done(number)]
     rows = [{"number": number, **asdict(parts[number])} for number in missing]
     total = sum(parts[number].count for number in missing)
-    _with_bar(engine.run(rows, read, (_PruneRows, pruner, engine.device), verify_and_write), total, "prune", progress)
+    _with_bar(engine.run(rows, read, (Prune, pruner, engine.device), verify_and_write), total, "prune", progress)
     return len(parts) - len(missing)
 
 
-class _PruneRows:
-    def __init__(self, pruner: str, device: str) -> None:
-        self.prune = Prune(pruner, device)
-
-    def __call__(self, row: Row) -> Row:
-        return {"number": row["number"], "pairs": self.prune(list(row["pairs"]))}
-
-
 def _detect(engine: Engine, source: PhotoPairs, retry_failed: bool, progress: bool) -> None:
-    """The features of all photos, each once."""
+    """Write the features of all photos that have none yet."""
     missing = [name for name in source.photos() if not source.is_detected(name, again=retry_failed)]
     rows = [{"names": missing[i : i + PHOTOS_PER_TASK]} for i in range(0, len(missing), PHOTOS_PER_TASK)]
-    # OpenCV's detectors run on CPUs whatever the device, and so need none of the actors that hold GPUs.
-    learned = isinstance(source.load_detector("cpu"), LearnedDetector)
-
-    def detect(row: Row) -> Row:
-        return row if learned else _Detect(source, "cpu")(row)
-
-    heavy = (_Detect, source, engine.device) if learned else None
-    _with_bar(engine.run(rows, detect, heavy, _same), len(missing), "detect", progress)
+    # OpenCV's detectors run on CPUs, and so need no actor with a GPU.
+    if isinstance(source.load_detector("cpu"), LearnedDetector):
+        detected = engine.run(rows, None, (_Detect, source, engine.device), None)
+    else:
+        detected = engine.run(rows, lambda row: _Detect(source, "cpu")(row), None, None)
+    _with_bar(detected, len(missing), "detect", progress)
 
 
 class _Detect:
@@ -202,14 +179,10 @@ class _Detect:
         return {"done": len(row["names"])}
 
 
-def _same(row: Row) -> Row:
-    return row
-
-
 def _write_databases(
     engine: Engine, source: Source, parts: list[Part], output: Path, identity: str, min_matches: int, progress: bool
 ) -> None:
-    """Pruned copies of databases that are not there, or older than what they are made of."""
+    """Write the pruned copies that are missing or older than their parts."""
     numbers = defaultdict(list)
     for number, part in enumerate(parts):
         numbers[part.source].append(number)
@@ -222,34 +195,21 @@ def _write_databases(
     rows = []
     for name, own in numbers.items():
         copy, newest = output / DATABASES / name, max(part_path(output, number).stat().st_mtime for number in own)
-        # No pair of a database has the number 0.
+        # Pair ids of COLMAP are positive: 0 stands for an unreadable file.
         unreadable = parts[own[0]].first == 0
         if not unreadable and not (copy.is_file() and copy.stat().st_mtime >= newest):
             rows.append({"name": name, "numbers": own})
-    _with_bar(engine.run(rows, write, None, _same), len(rows), "databases", progress)
+    _with_bar(engine.run(rows, write, None, None), len(rows), "databases", progress)
 
 
-def _with_bar(rows: Iterator[Row], total: int, words: str, progress: bool) -> None:
-    with tqdm(total=total, desc=words, disable=not progress) as bar:
+def _with_bar(rows: Iterator[Row], total: int, title: str, progress: bool) -> None:
+    with tqdm(total=total, desc=title, disable=not progress) as bar:
         for row in rows:
             bar.update(row["done"])
 
 
-def _settings(source: Source) -> dict[str, Any]:
-    """What the answers depend on beside the pruner."""
-    if not isinstance(source, PhotoPairs):
-        return {"input": source.suffix}
-    return {
-        "input": source.suffix,
-        "detector": source.detector,
-        "max_keypoints": source.max_keypoints,
-        "focal": source.focal,
-        "exif": source.use_exif,
-    }
-
-
 def _check_manifest(output: Path, settings: dict[str, Any], parts: list[Part]) -> None:
-    """Parts of two different calls in one folder would be nobody's answer."""
+    """Raise if the folder has parts of a call with another input or other settings."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(repr(part).encode())

@@ -1,4 +1,4 @@
-"""`ananet bulk`: prune pairs by the million, on Ray."""
+"""`ananet bulk`: prune millions of pairs, on Ray."""
 
 from __future__ import annotations
 
@@ -14,52 +14,31 @@ from ananet.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "input",
-        type=Path,
-        metavar="INPUT",
-        help="a folder of COLMAP databases (.db), hloc files (.h5), matches (.npz, .parquet) or photos; or one file",
-    )
-    parser.add_argument(
-        "output", type=Path, metavar="OUTPUT", help="a folder; a second run writes what is missing in it"
-    )
-    parser.add_argument(
-        "--pairs", type=Path, metavar="LIST", help="for photos: a text file with two names in each line"
-    )
-    parser.add_argument(
-        "--databases", action="store_true", help="write pruned copies of COLMAP databases too, to OUTPUT/databases"
-    )
-    parser.add_argument(
+    kinds = "COLMAP databases (.db), hloc files (.h5), matches (.npz, .parquet) or photos"
+    add = parser.add_argument
+    add("input", type=Path, metavar="INPUT", help=f"a folder of {kinds}; or one file")
+    add("output", type=Path, metavar="OUTPUT", help="a folder; a second run writes what is missing in it")
+    add("--pairs", type=Path, metavar="LIST", help="for photos: a text file with two names per line")
+    add("--databases", action="store_true", help="also write pruned copies of COLMAP databases, to OUTPUT/databases")
+    add(
         "--min-matches",
         type=int,
         default=COLMAP_MIN_MATCHES,
         metavar="N",
-        help=f"with --databases: a pair that keeps fewer gets none (default: {COLMAP_MIN_MATCHES}, as in COLMAP)",
+        help=f"with --databases: pairs that keep fewer lose all (default: {COLMAP_MIN_MATCHES}, as in COLMAP)",
     )
-    parser.add_argument("--retry-failed", action="store_true", help="repeat parts with failed pairs")
-    parser.add_argument(
-        "--estimator",
-        default=ESTIMATOR,
-        metavar="NAME",
-        help=f"estimates poses if both cameras are known (default: {ESTIMATOR})",
-    )
-    cluster = parser.add_argument_group("where it runs")
-    cluster.add_argument("--address", help="a Ray cluster, such as auto or ray://HOST:10001 (default: this machine)")
-    cluster.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes that prune; 0 for a plain loop without Ray (default: one on each GPU, or on each CPU)",
-    )
-    cluster.add_argument(
-        "--pairs-per-part",
-        type=int,
-        metavar="N",
-        help="pairs that are read, pruned and written together (default: 512)",
-    )
-    photos = parser.add_argument_group("photos, with --pairs")
-    photos.add_argument("--focal", type=float, help="focal length of all photos in pixels, instead of EXIF")
-    photos.add_argument("--no-exif", action="store_true", help="no focal lengths from EXIF")
+    add("--retry-failed", action="store_true", help="repeat parts with failed pairs")
+    words = f"estimates poses if both cameras are known (default: {ESTIMATOR})"
+    add("--estimator", default=ESTIMATOR, metavar="NAME", help=words)
+    add = parser.add_argument_group("where it runs").add_argument
+    add("--address", help="a Ray cluster, such as auto or ray://HOST:10001 (default: this machine)")
+    words = "processes that prune; 0 for a plain loop without Ray (default: one per GPU, or per CPU)"
+    add("--workers", type=int, metavar="N", help=words)
+    words = "pairs that are read, pruned and written together (default: 512)"
+    add("--pairs-per-part", type=int, default=512, metavar="N", help=words)
+    add = parser.add_argument_group("photos, with --pairs").add_argument
+    add("--focal", type=float, help="focal length of all photos in pixels, instead of EXIF")
+    add("--no-exif", action="store_true", help="no focal lengths from EXIF")
     add_detector(parser)
     add_pruner(parser, f"auto, and {RECONSTRUCTION_PRUNER} for COLMAP databases")
     add_json(parser)
@@ -73,28 +52,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.focal is not None:
         check_positive("--focal", arguments.focal, " of pixels")
 
-    # Torch takes seconds to import, and so comes after what can be wrong without it.
+    # Importing torch takes seconds: check everything else first.
     from ananet.bulk import prune_in_bulk
-    from ananet.bulk.run import PAIRS_PER_PART
 
+    same = ("pairs", "pruner", "estimator", "max_keypoints", "focal", "databases", "min_matches", "pairs_per_part")
+    same += ("retry_failed", "workers", "address", "device")
     summary = prune_in_bulk(
         arguments.input,
         arguments.output,
-        pairs=arguments.pairs,
-        pruner=arguments.pruner,
-        estimator=arguments.estimator,
         detector=detector_name(arguments),
-        max_keypoints=arguments.max_keypoints,
-        focal=arguments.focal,
         use_exif=not arguments.no_exif,
-        databases=arguments.databases,
-        min_matches=arguments.min_matches,
-        pairs_per_part=PAIRS_PER_PART if arguments.pairs_per_part is None else arguments.pairs_per_part,
-        retry_failed=arguments.retry_failed,
-        workers=arguments.workers,
-        address=arguments.address,
-        device=arguments.device,
         progress=sys.stderr.isatty(),
+        **{name: getattr(arguments, name) for name in same},
     )
     counts = summary.counts
     if arguments.json:
@@ -110,5 +79,4 @@ def run(arguments: argparse.Namespace) -> int:
             print("pairs that lost matches have no two-view geometry: the mapper needs new ones from COLMAP")
     if counts.failed:
         print("ananet bulk: the column 'error' of the output says why pairs failed", file=sys.stderr)
-    # No answer at all is no success.
     return int(0 < counts.failed == counts.pairs)
