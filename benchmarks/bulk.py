@@ -6,8 +6,8 @@
 
 The pairs are synthetic: points on a wavy surface in front of two cameras, half of the matches right. Workers are
 processes of a local Ray, each on one thread. The rate counts the parts after the first of each worker, without the time
-to start. It is only meaningful on an idle machine, so the load is printed too. With --photos, each photo is matched with
-the next two, in one process on one thread; CPU times depend little on other load.
+to start. It is only meaningful on an idle machine, so the load is printed too. With --photos, each photo is matched
+with the next two, in one process on one thread; CPU times depend little on other load.
 """
 
 from __future__ import annotations

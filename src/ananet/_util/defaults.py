@@ -18,3 +18,5 @@ DISTINCTIVE_RATIO = 0.8
 THRESHOLD_PIXELS = 1.0
 # COLMAP takes no pair of photos with fewer matches, unless told otherwise.
 COLMAP_MIN_MATCHES = 15
+# Of `ananet bulk`.
+PAIRS_PER_PART = 512

@@ -221,7 +221,7 @@ class MatchFiles(Source):
 
 
 class Tables(Source):
-    """Matches in Parquet files, one pair per row: columns are lists of numbers, named like the arrays of an .npz file."""
+    """Matches in Parquet files, one pair per row: columns are lists of numbers, named like arrays of an .npz file."""
 
     suffix = ".parquet"
 
@@ -272,7 +272,7 @@ def _open_table(path: Path) -> Any:
 
 def _numbers(name: str, value: Any) -> np.ndarray:
     """Return the named array from a list of numbers, flat or nested."""
-    values = getattr(value, "values", None)
+    values: Any = getattr(value, "values", None)
     while hasattr(values, "flatten") and values.type.num_fields:
         values = values.flatten()
     array = None if values is None else values.to_numpy(zero_copy_only=False)

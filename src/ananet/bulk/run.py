@@ -28,7 +28,6 @@ from ananet.integrations.colmap.pruning import identity_of
 from ananet.io.files import only_process, read_json, remove_temporaries, write_json
 from ananet.pruners import load
 
-PAIRS_PER_PART = 512
 # Enough to make the start of a task negligible.
 PHOTOS_PER_TASK = 16
 MANIFEST, FEATURES, DATABASES = "bulk.json", "features", "databases"
@@ -59,7 +58,7 @@ def prune_in_bulk(
     use_exif: bool = True,
     databases: bool = False,
     min_matches: int = defaults.COLMAP_MIN_MATCHES,
-    pairs_per_part: int = PAIRS_PER_PART,
+    pairs_per_part: int = defaults.PAIRS_PER_PART,
     retry_failed: bool = False,
     workers: int | None = None,
     address: str | None = None,

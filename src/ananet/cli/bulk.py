@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ananet._util.checks import check_positive
-from ananet._util.defaults import COLMAP_MIN_MATCHES, ESTIMATOR, RECONSTRUCTION_PRUNER
+from ananet._util.defaults import COLMAP_MIN_MATCHES, ESTIMATOR, PAIRS_PER_PART, RECONSTRUCTION_PRUNER
 from ananet.cli.arguments import add_detector, add_json, add_pruner, detector_name, print_json
 from ananet.errors import InputError
 
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--address", help="a Ray cluster, such as auto or ray://HOST:10001 (default: this machine)")
     words = "processes that prune; 0 for a plain loop without Ray (default: one per GPU, or per CPU)"
     add("--workers", type=int, metavar="N", help=words)
-    words = "pairs that are read, pruned and written together (default: 512)"
-    add("--pairs-per-part", type=int, default=512, metavar="N", help=words)
+    words = f"pairs that are read, pruned and written together (default: {PAIRS_PER_PART})"
+    add("--pairs-per-part", type=int, default=PAIRS_PER_PART, metavar="N", help=words)
     add = parser.add_argument_group("photos, with --pairs").add_argument
     add("--focal", type=float, help="focal length of all photos in pixels, instead of EXIF")
     add("--no-exif", action="store_true", help="no focal lengths from EXIF")
@@ -55,15 +55,17 @@ def run(arguments: argparse.Namespace) -> int:
     # Importing torch takes seconds: check everything else first.
     from ananet.bulk import prune_in_bulk
 
-    same = ("pairs", "pruner", "estimator", "max_keypoints", "focal", "databases", "min_matches", "pairs_per_part")
-    same += ("retry_failed", "workers", "address", "device")
+    same = (
+        "pairs pruner estimator max_keypoints focal databases min_matches pairs_per_part retry_failed workers address"
+    )
     summary = prune_in_bulk(
         arguments.input,
         arguments.output,
         detector=detector_name(arguments),
         use_exif=not arguments.no_exif,
         progress=sys.stderr.isatty(),
-        **{name: getattr(arguments, name) for name in same},
+        device=arguments.device,
+        **{name: getattr(arguments, name) for name in same.split()},
     )
     counts = summary.counts
     if arguments.json:
