@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         detector=detector_name(arguments),
         use_exif=not arguments.no_exif,
         progress=sys.stderr.isatty(),
+        address=arguments.address,
         device=arguments.device,
         **{name: getattr(arguments, name) for name in same.split()},
     )
