@@ -161,7 +161,8 @@ def test_files_without_exif_have_no_focal_length(tmp_path):
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_broken_exif_is_no_exif(tmp_path, order):
     whole = write_exif(tmp_path / "a.jpg", {FOCAL: 5.0, RESOLUTION: 254.0}, order=order).read_bytes()
-    head = whole[: whole.index(b"\xff\xda")]
+    scan = whole.index(b"\xff\xda")
+    head = whole[: scan + 2 + int.from_bytes(whole[scan + 2 : scan + 4], "big")]
     path = tmp_path / "broken.jpg"
     path.write_bytes(head)
     assert exif_focal(path) == pytest.approx(50)

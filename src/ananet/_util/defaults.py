@@ -10,6 +10,8 @@ REPORTED_ESTIMATORS = ("ransac", ESTIMATOR)
 
 # The paper's features: 2000 keypoints of an image.
 MAX_KEYPOINTS = 2000
+# Larger photos are scaled down to this before keypoints are detected (docs/keypoints.md says what was measured).
+LONGEST_SIDE = 1600
 # The paper's label: a match is right below this squared symmetric epipolar distance, on calibrated points.
 INLIER_DISTANCE = 1e-4
 # Mutual matches below this ratio of descriptor distances are called distinctive; in most photos most of them are right.

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from ananet._util.checks import check_whole_number, is_number
-from ananet._util.defaults import MAX_KEYPOINTS
+from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS
 from ananet.errors import InputError
+from ananet.io.images import reduce
 
 # More than any photo has, and little enough to be asked for in earnest.
 KEYPOINT_LIMIT = 10_000_000
+# The smallest longest side that a detector works on.
+MIN_SIDE = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,17 +68,34 @@ class Features:
         picked: dict[str, Any] = {name: None if values is None else values[which] for name, values in arrays.items()}
         return replace(self, **picked)
 
+    def in_pixels_of(self, size: tuple[int, int]) -> Features:
+        """The same keypoints in pixels of the image at another (width, height)."""
+        if size == self.image_size:
+            return self
+        factor = np.array(size) / self.image_size
+        # Scaling keeps the image's corner, half a pixel before the first pixel's centre.
+        points = ((self.points + 0.5) * factor - 0.5).astype(np.float32)
+        sizes = None if self.sizes is None else (self.sizes * factor.mean()).astype(np.float32)
+        return replace(self, points=points, sizes=sizes, image_size=size)
+
 
 class Detector(ABC):
-    """Finds keypoints. A subclass implements `extract`, for images that were checked."""
+    """Finds keypoints. A subclass implements `extract`, for images that were checked.
+
+    Args:
+        max_keypoints: number of keypoints to keep, the strongest ones.
+        longest_side: larger images are scaled down to this first; None for never. Points are those of the image.
+    """
 
     name: str
     max_keypoints: int
+    longest_side: int | None = LONGEST_SIDE
     threads: int = 1
     """How many photos to work on at a time, each in its own thread."""
 
-    def __init__(self, max_keypoints: int = MAX_KEYPOINTS) -> None:
+    def __init__(self, max_keypoints: int = MAX_KEYPOINTS, longest_side: int | None = LONGEST_SIDE) -> None:
         self.max_keypoints = check_whole_number("max_keypoints", max_keypoints, 1, KEYPOINT_LIMIT)
+        self.longest_side = None if longest_side is None else check_whole_number("longest_side", longest_side, MIN_SIDE)
 
     @abstractmethod
     def extract(self, image: np.ndarray) -> Features:
@@ -97,7 +117,10 @@ class Detector(ABC):
         """Features of many images, each of its own size. Some detectors work on several at once."""
         for image in images:
             check_image(image)
-        return [self.extract(image) for image in images]
+        return [
+            self.extract(reduce(image, self.longest_side)[0]).in_pixels_of((image.shape[1], image.shape[0]))
+            for image in images
+        ]
 
     def __repr__(self) -> str:
         return f"<detector {self.name}>"

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ananet._util.checks import check_share
-from ananet._util.defaults import MAX_KEYPOINTS
+from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS
 from ananet.errors import MissingExtraError
-from ananet.features.learned import MAX_SIDE, LearnedDetector, inside
+from ananet.features.learned import LearnedDetector, inside
 
 # Maxima nearer than this to the border are not seen on all sides: kornia leaves them out, too.
 BORDER = 2
@@ -45,7 +45,7 @@ class ALIKED(LearnedDetector):
         threshold: float = 0.0,
         model: Literal["n16", "n32", "n16rot", "t16"] = "n16",
         weights: Path | None = None,
-        longest_side: int | None = MAX_SIDE,
+        longest_side: int | None = LONGEST_SIDE,
         device: str | torch.device = "cpu",
     ) -> None:
         super().__init__(max_keypoints, longest_side, device)
@@ -85,7 +85,7 @@ class DISK(LearnedDetector):
         threshold: float = 0.0,
         model: Literal["depth", "epipolar"] = "depth",
         weights: Path | None = None,
-        longest_side: int | None = MAX_SIDE,
+        longest_side: int | None = LONGEST_SIDE,
         device: str | torch.device = "cpu",
     ) -> None:
         super().__init__(max_keypoints, longest_side, device)
@@ -123,7 +123,7 @@ class XFeat(LearnedDetector):
         max_keypoints: int = MAX_KEYPOINTS,
         threshold: float = 0.05,
         weights: Path | None = None,
-        longest_side: int | None = MAX_SIDE,
+        longest_side: int | None = LONGEST_SIDE,
         device: str | torch.device = "cpu",
     ) -> None:
         super().__init__(max_keypoints, longest_side, device)

@@ -23,11 +23,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ananet._util.checks import check_whole_number
 from ananet.errors import InputError
 from ananet.features.base import Detector, Features
 from ananet.io.files import is_file
-from ananet.io.images import reduce
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +34,6 @@ WEIGHTS_VARIABLE = "ANANET_WEIGHTS"
 SUFFIXES = (".safetensors", ".pth", ".pt")
 # The coarsest map of any of these networks has a cell for so many pixels: images are padded to whole cells.
 CELL = 32
-# Networks of this kind take some 2 GB for a million pixels, and see no more in a photo that is much larger.
-MAX_SIDE = 1600
 
 
 class LearnedDetector(Detector):
@@ -52,8 +48,7 @@ class LearnedDetector(Detector):
     """3 for RGB, 1 for grey."""
 
     def __init__(self, max_keypoints: int, longest_side: int | None, device: str | torch.device) -> None:
-        super().__init__(max_keypoints)
-        self.longest_side = None if longest_side is None else check_whole_number("longest_side", longest_side, CELL)
+        super().__init__(max_keypoints, longest_side)
         self.device = torch.device(device)
 
     def use(
@@ -90,13 +85,11 @@ class LearnedDetector(Detector):
 
     def extract(self, image: np.ndarray) -> Features:
         height, width = image.shape[:2]
-        pixels, to_pixels = reduce(image, self.longest_side)
         with torch.inference_mode():
-            points, descriptors, scores = self.find(self._as_tensor(pixels), (pixels.shape[1], pixels.shape[0]))
+            points, descriptors, scores = self.find(self._as_tensor(image), (width, height))
             order = scores.argsort(descending=True, stable=True)[: self.max_keypoints]
             found = [values[order].float().cpu().numpy() for values in (points, descriptors, scores)]
-        in_photo = (found[0] - to_pixels[:2, 2]) / to_pixels[[0, 1], [0, 1]]
-        return Features(in_photo.astype(np.float32), found[1], (width, height), scores=found[2])
+        return Features(found[0], found[1], (width, height), scores=found[2])
 
     def _as_tensor(self, image: np.ndarray) -> Tensor:
         """[1 x channels x H x W] from 0 to 1, padded at the right and the bottom."""

@@ -11,9 +11,8 @@ import cv2
 import numpy as np
 
 from ananet._util.checks import check_positive, check_whole_number
-from ananet._util.defaults import MAX_KEYPOINTS
+from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS
 from ananet.features.base import Detector, Features
-from ananet.io.images import reduce
 
 # SIFT needs about 180 bytes per pixel. Images above this size are processed one at a time, to save memory.
 LARGE_IMAGE = 4_000_000
@@ -26,10 +25,6 @@ class OpenCVDetector(Detector):
     # OpenCV releases the GIL, and leaves a second core idle for a part of the time.
     threads = 2
 
-    def __init__(self, max_keypoints: int, longest_side: int | None) -> None:
-        super().__init__(max_keypoints)
-        self.longest_side = None if longest_side is None else check_whole_number("longest_side", longest_side, 1)
-
     @abstractmethod
     def create(self) -> Any:
         """OpenCV's detector."""
@@ -37,7 +32,6 @@ class OpenCVDetector(Detector):
     def extract(self, image: np.ndarray) -> Features:
         grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if image.ndim == 3 else image
         size = (grey.shape[1], grey.shape[0])
-        grey, to_pixels = reduce(grey, self.longest_side)
         extractor = self.create()
         # OpenCV fails on a single row of pixels.
         with _large_image if grey.size > LARGE_IMAGE else nullcontext():
@@ -53,12 +47,11 @@ class OpenCVDetector(Detector):
         descriptors = descriptors[strongest]
         if descriptors.dtype != np.uint8:
             descriptors = descriptors / np.maximum(np.linalg.norm(descriptors, axis=1, keepdims=True), 1e-12)
-        points = (cv2.KeyPoint.convert(keypoints)[strongest] - to_pixels[:2, 2]) / to_pixels[[0, 1], [0, 1]]
         return Features(
-            points.astype(np.float32),
+            cv2.KeyPoint.convert(keypoints)[strongest],
             descriptors,
             size,
-            np.array([keypoint.size / to_pixels[0, 0] for keypoint in keypoints], np.float32)[strongest],
+            np.array([keypoint.size for keypoint in keypoints], np.float32)[strongest],
             np.radians(np.array([keypoint.angle for keypoint in keypoints], np.float32)[strongest]),
             response[strongest],
         )
@@ -70,7 +63,7 @@ class SIFT(OpenCVDetector):
     Args:
         max_keypoints: number of keypoints to keep, the strongest ones.
         contrast_threshold: lower finds keypoints in flatter parts of the image.
-        longest_side: larger images are scaled down to this first, which saves time and memory.
+        longest_side: larger images are scaled down to this first, which saves time and memory; None for never.
     """
 
     name = "sift"
@@ -79,7 +72,7 @@ class SIFT(OpenCVDetector):
         self,
         max_keypoints: int = MAX_KEYPOINTS,
         contrast_threshold: float = 1e-5,
-        longest_side: int | None = None,
+        longest_side: int | None = LONGEST_SIDE,
     ) -> None:
         super().__init__(max_keypoints, longest_side)
         self.contrast_threshold = check_positive("contrast_threshold", contrast_threshold)
@@ -94,13 +87,13 @@ class ORB(OpenCVDetector):
     Args:
         max_keypoints: number of keypoints to keep, the strongest ones.
         fast_threshold: of the corner detector; 0 takes every corner there is.
-        longest_side: larger images are scaled down to this first, which saves time and memory.
+        longest_side: larger images are scaled down to this first, which saves time and memory; None for never.
     """
 
     name = "orb"
 
     def __init__(
-        self, max_keypoints: int = MAX_KEYPOINTS, fast_threshold: int = 0, longest_side: int | None = None
+        self, max_keypoints: int = MAX_KEYPOINTS, fast_threshold: int = 0, longest_side: int | None = LONGEST_SIDE
     ) -> None:
         super().__init__(max_keypoints, longest_side)
         self.fast_threshold = check_whole_number("fast_threshold", fast_threshold, 0, 255)

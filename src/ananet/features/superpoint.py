@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ananet._util.checks import check_share, check_whole_number
-from ananet._util.defaults import MAX_KEYPOINTS
-from ananet.features.learned import MAX_SIDE, LearnedDetector, inside, tell_once
+from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS
+from ananet.features.learned import LearnedDetector, inside, tell_once
 
 URL = "https://github.com/magicleap/SuperPointPretrainedNetwork/raw/master/superpoint_v1.pth"
 NOTICE = "SuperPoint: the weights of its authors are for non-commercial research only (Magic Leap's licence)"
@@ -73,7 +73,7 @@ class SuperPoint(LearnedDetector):
         threshold: float = 0.0005,
         radius: int = 4,
         weights: Path | None = None,
-        longest_side: int | None = MAX_SIDE,
+        longest_side: int | None = LONGEST_SIDE,
         device: str | torch.device = "cpu",
     ) -> None:
         super().__init__(max_keypoints, longest_side, device)

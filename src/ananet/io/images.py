@@ -1,13 +1,21 @@
-"""Photos: reading, resizing, and the focal length that a camera wrote into them."""
+"""Photos in every form people have them: files, bytes, arrays, PIL images, tensors; their EXIF focal length."""
+
+from __future__ import annotations
 
 import io
 import math
 import struct
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import cv2
 import numpy as np
+from PIL import Image, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
 from ananet.errors import InputError
 from ananet.io.files import atomic_path, check_output
@@ -17,17 +25,117 @@ FULL_FRAME_WIDTH = 36.0
 # Tags of EXIF 2.3.
 EXIF_IFD, FOCAL_LENGTH, FOCAL_LENGTH_35MM = 0x8769, 0x920A, 0xA405
 PLANE_RESOLUTION, PLANE_UNIT, PIXELS_X, PIXELS_Y = 0xA20E, 0xA210, 0xA002, 0xA003
-# Millimetres of a unit of the focal plane's resolution; inches where none is said.
+# Millimetres per unit of the focal plane's resolution; inches by default.
 UNITS = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
-# struct's letters for numbers of TIFF: byte, short, long, signed ones, and float. Rationals are two longs.
-SHORT_NUMBERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 11: "f"}
-LONG_NUMBERS = {5: "II", 10: "ii", 12: "d"}
-# Focal lengths over the longest side that no lens has are mistakes of whoever wrote them.
+# Focal lengths over the longest side outside this range are treated as wrong EXIF data.
 MIN_FOCAL, MAX_FOCAL = 0.1, 100.0
+HEADERS = {b"\xff\xd8\xff": JpegImageFile, b"\x89PNG": PngImageFile, b"RIFF": WebPImageFile}
+HEADERS |= dict.fromkeys((b"II*\0", b"MM\0*"), TiffImageFile)
+HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
+# JPEG alone can be decoded at a fraction of its size; other formats take 3 bytes per pixel.
+REDUCED = {2: cv2.IMREAD_REDUCED_COLOR_2, 4: cv2.IMREAD_REDUCED_COLOR_4, 8: cv2.IMREAD_REDUCED_COLOR_8}
+MAX_PIXELS = 500_000_000
+# What Pillow raises on damaged headers and EXIF data, besides InputError's bases.
+DAMAGED = (OSError, ArithmeticError, ValueError, LookupError, TypeError, SyntaxError, struct.error, EOFError)
+KINDS = "a file path, a numpy array, a PIL image or a torch tensor"
+
+
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """A photo, scaled down if it was large."""
+
+    pixels: np.ndarray
+    """[H x W x 3] uint8 BGR, upright."""
+    size: tuple[int, int]
+    """(width, height) of the upright photo before it was scaled down."""
+    exif_focal: float | None = None
+    """Focal length in pixels of the photo before it was scaled down; None if EXIF does not tell it."""
+
+    @property
+    def scaling(self) -> np.ndarray:
+        """[3 x 3] from pixels of the photo as given to those of `pixels`."""
+        from ananet.core.cameras import pixel_scaling
+
+        height, width = self.pixels.shape[:2]
+        return pixel_scaling(width / self.size[0], height / self.size[1])
+
+
+def as_photo(source: Any, *, longest_side: int | None = None, name: str = "image") -> Photo:
+    """Read a photo and scale it down to a longest side.
+
+    Args:
+        source: a file path or the bytes of a file, whose EXIF orientation is applied; a numpy array [H x W],
+            [H x W x 3] (BGR, as OpenCV reads it) or [H x W x 4], uint8, uint16 or float in 0..1; a PIL image; or a
+            torch tensor [C x H x W] (RGB), uint8 or float in 0..1.
+        longest_side: larger photos are scaled down to this. Large JPEG files are then decoded at a fraction of
+            their size, which takes a fraction of the memory.
+        name: used in error messages, unless there is a path.
+    """
+    focal = None
+    if isinstance(source, str | Path):
+        source, name = check_image_file(source).read_bytes(), str(source)
+    if isinstance(source, bytes):
+        focal = exif_focal(source)
+        pixels, size = _decode(source, name, longest_side)
+    else:
+        if isinstance(source, Image.Image):
+            focal = exif_focal(source)
+            pixels = _from_pillow(source, name)
+        elif isinstance(source, np.ndarray):
+            pixels = _from_array(source, name)
+        elif hasattr(source, "detach") and hasattr(source, "cpu"):
+            pixels = _from_tensor(source, name)
+        else:
+            raise InputError(f"{name}: expected {KINDS}, got {type(source).__name__}")
+        size = (pixels.shape[1], pixels.shape[0])
+    return Photo(reduce(pixels, longest_side)[0], size, focal)
+
+
+def _from_array(array: np.ndarray, name: str) -> np.ndarray:
+    """[H x W x 3] uint8 of an array of one of the kinds that `as_photo` takes."""
+    shape = array.shape
+    if array.ndim not in (2, 3) or 0 in shape or (array.ndim == 3 and shape[2] not in (1, 3, 4)):
+        raise InputError(f"{name}: expected an array of shape (H, W), (H, W, 3) or (H, W, 4), got {shape}")
+    if array.dtype == np.uint16:
+        array = np.round(array / np.float32(257)).astype(np.uint8)
+    elif array.dtype.kind == "f":
+        low, high = float(array.min()), float(array.max())
+        if not (low >= 0 and high <= 1):
+            raise InputError(
+                f"{name}: expected floats in 0..1 or uint8, got {array.dtype} from {low:g} to {high:g}; "
+                "scale them to 0..1"
+            )
+        array = np.round(array.astype(np.float32) * 255).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        raise InputError(f"{name}: expected uint8, uint16 or floats in 0..1, got {array.dtype}")
+    if array.ndim == 2 or shape[2] == 1:
+        return cv2.cvtColor(np.ascontiguousarray(array), cv2.COLOR_GRAY2BGR)
+    return np.ascontiguousarray(array[..., :3])
+
+
+def _from_pillow(image: Image.Image, name: str) -> np.ndarray:
+    try:
+        image = ImageOps.exif_transpose(image)
+        # 16 bit grey: Pillow would clip it to 8 bit.
+        if image.mode.startswith("I;16"):
+            return _from_array(np.asarray(image).astype(np.uint16), name)
+        return _from_array(np.asarray(image.convert("RGB")), name)[..., ::-1].copy()
+    except (*DAMAGED, MemoryError) as error:
+        raise InputError(f"{name}: Pillow cannot decode this image ({error})") from None
+
+
+def _from_tensor(tensor: Any, name: str) -> np.ndarray:
+    if tensor.ndim != 3 or tensor.shape[0] not in (1, 3):
+        raise InputError(
+            f"{name}: expected a tensor of shape (C, H, W) with 1 or 3 channels, got {tuple(tensor.shape)}"
+        )
+    tensor = tensor.detach().cpu()
+    array = (tensor.float() if tensor.dtype.is_floating_point else tensor).numpy()
+    return _from_array(array.transpose(1, 2, 0), name)[..., ::-1].copy()
 
 
 def check_image_file(path: str | Path) -> Path:
-    """Raises unless there is a file; whether it holds an image shows on reading."""
+    """Raise unless there is a file; whether it holds an image shows on reading."""
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path}: expected an image file, got a directory")
@@ -37,108 +145,113 @@ def check_image_file(path: str | Path) -> Path:
 
 
 def read_image(path: str | Path, upright: bool = True) -> np.ndarray:
-    """[H x W x 3] uint8 BGR, upright: its EXIF orientation is applied, as in every viewer.
+    """[H x W x 3] uint8 BGR at full size, upright: its EXIF orientation is applied, as in every viewer.
 
     Camera matrices must belong to the upright image, unless `upright` is False, which gives the pixels as stored.
     """
-    path = check_image_file(path)
-    flags = cv2.IMREAD_COLOR if upright else cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    return _decode(check_image_file(path).read_bytes(), str(path), None, upright)[0]
+
+
+def _decode(
+    data: bytes, name: str, longest_side: int | None, upright: bool = True
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """[H x W x 3] uint8 BGR, reduced while it stays above `longest_side`, and the (width, height) of the whole."""
+    stored, factor = image_size(data), 1
+    if stored is not None and longest_side is not None:
+        if data.startswith(b"\xff\xd8"):
+            factor = max((n for n in REDUCED if max(stored) >= n * longest_side), default=1)
+        elif math.prod(stored) > MAX_PIXELS:
+            raise InputError(
+                f"{name}: expected at most {MAX_PIXELS:,} pixels unless it is a JPEG file, got {stored[0]} x {stored[1]}"
+            )
+    if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS:
+        image = _from_pillow(_open_heic(data, name), name)
+    else:
+        flags = REDUCED.get(factor, cv2.IMREAD_COLOR) | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
+        try:
+            image = cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
+        except (cv2.error, MemoryError) as error:
+            reason = getattr(error, "err", "") or str(error) or "out of memory"
+            raise InputError(f"{name}: OpenCV does not read this image ({reason})") from None
+        if image is None:
+            raise InputError(f"{name}: not an image that OpenCV can read")
+    height, width = image.shape[:2]
+    if factor == 1 or stored is None:
+        return image, (width, height)
+    # EXIF may have turned it.
+    return image, stored if width == -(-stored[0] // factor) else (stored[1], stored[0])
+
+
+def _open_heic(data: bytes, name: str) -> Image.Image:
     try:
-        data = np.frombuffer(path.read_bytes(), np.uint8)
-        image = cv2.imdecode(data, flags) if data.size else None
-    except (cv2.error, MemoryError) as error:
-        # Larger than OpenCV allows, whatever the file really holds, or than the memory.
-        reason = getattr(error, "err", "") or str(error) or "out of memory"
-        raise InputError(f"{path}: OpenCV does not read this image ({reason})") from None
-    if image is None:
-        raise InputError(f"{path}: not an image that OpenCV can read")
-    return image
+        import pillow_heif
+    except ImportError:
+        raise InputError(
+            f"{name}: HEIC photos need the package pillow-heif (pip install pillow-heif), or convert them to JPEG"
+        ) from None
+    pillow_heif.register_heif_opener()
+    try:
+        return Image.open(io.BytesIO(data))
+    except (*DAMAGED, Image.DecompressionBombError) as error:
+        raise InputError(f"{name}: not a HEIC photo that pillow-heif can read ({error})") from None
 
 
-def exif_focal(source: str | Path | bytes) -> float | None:
-    """Focal length in pixels from the EXIF data of a JPEG file or of its bytes; None if there is none or it is broken.
+def image_size(source: str | Path | bytes) -> tuple[int, int] | None:
+    """(width, height) from the header of a JPEG, PNG, WebP or TIFF file, as stored; None for anything else.
 
-    It comes from the 35 mm equivalent, else from the focal length and the resolution of the focal plane. It is the
-    same for the stored and the upright image, and that of the file's own size: resized photos often keep their EXIF.
+    No pixels are decoded, so a small file that claims many pixels does no harm.
     """
+    header = _read_header(source)
+    return None if header is None or min(header.size) < 1 else header.size
+
+
+def _read_header(source: str | Path | bytes) -> Image.Image | None:
+    """The file as Pillow's classes see it: `Image.open` would warn of large photos and refuse the largest."""
     try:
         with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
-            exif, size = scan_jpeg(file)
-        if exif is None or size is None:
-            return None
-        focal = _focal_over_longest_side(_read_tags(exif), max(size)) * max(size)
-    except (OSError, ArithmeticError, ValueError, LookupError, struct.error):
+            start = file.read(12)
+            file.seek(0)
+            kind = next((found for magic, found in HEADERS.items() if start.startswith(magic)), None)
+            return None if kind is None else kind(file)
+    except DAMAGED:
         return None
-    return focal if MIN_FOCAL * max(size) <= focal <= MAX_FOCAL * max(size) else None
 
 
-def scan_jpeg(file: BinaryIO) -> tuple[bytes | None, tuple[int, int] | None]:
-    """The EXIF block, which is a TIFF file, and the width and height of the stored image."""
-    exif, size = None, None
-    if file.read(2) != b"\xff\xd8":
-        return None, None
-    while exif is None or size is None:
-        if file.read(1) != b"\xff":
-            break
-        while (kind := file.read(1)) == b"\xff":  # padding
-            pass
-        # The pixels start or the file ends.
-        if kind in (b"", b"\xda", b"\xd9"):
-            break
-        if kind == b"\x01" or b"\xd0" <= kind <= b"\xd7":  # markers without a segment
-            continue
-        (length,) = struct.unpack(">H", file.read(2))
-        segment = file.read(length - 2) if length > 2 else b""
-        if kind == b"\xe1" and segment.startswith(b"Exif\0\0"):
-            exif = exif or segment[6:]
-        # Start of frame; three of the numbers in between mean other things.
-        elif b"\xc0" <= kind <= b"\xcf" and kind not in (b"\xc4", b"\xc8", b"\xcc"):
-            height, width = struct.unpack_from(">HH", segment, 1)
-            size = (width, height)
-    return exif, size
+def exif_focal(source: str | Path | bytes | Image.Image) -> float | None:
+    """Focal length in pixels from the EXIF data of a photo; None if there is none or it is damaged.
+
+    It comes from the 35 mm equivalent, else from the focal length and the resolution of the focal plane. It is the
+    same for the stored and the upright image, and refers to the file's own size: resized photos often keep their EXIF.
+    """
+    try:
+        if isinstance(source, bytes) and source[4:8] == b"ftyp":
+            source = _open_heic(source, "")
+        image = source if isinstance(source, Image.Image) else _read_header(source)
+        if image is None or not image.info.get("exif"):
+            return None
+        exif = Image.Exif()
+        exif.load(image.info["exif"])
+        longest = max(image.size)
+        focal = _focal_over_longest_side({**exif, **exif.get_ifd(EXIF_IFD)}, longest) * longest
+    except (*DAMAGED, InputError):
+        return None
+    return focal if MIN_FOCAL * longest <= focal <= MAX_FOCAL * longest else None
 
 
-def _read_tags(exif: bytes) -> dict[int, float]:
-    """Numbers of the first directory and of the EXIF directory, by tag."""
-    order = {b"II": "<", b"MM": ">"}[exif[:2]]
-    magic, first = struct.unpack_from(order + "HI", exif, 2)
-    if magic != 42:
-        raise ValueError("no TIFF header")
-    tags = _read_directory(exif, order, first)
-    if EXIF_IFD in tags:
-        tags |= _read_directory(exif, order, int(tags[EXIF_IFD]))
-    return tags
-
-
-def _read_directory(exif: bytes, order: str, offset: int) -> dict[int, float]:
-    tags: dict[int, float] = {}
-    (count,) = struct.unpack_from(order + "H", exif, offset)
-    for place in range(offset + 2, offset + 2 + 12 * count, 12):
-        if place + 12 > len(exif):
-            break
-        tag, kind, values = struct.unpack_from(order + "HHI", exif, place)
-        if values != 1:
-            continue
-        if kind in SHORT_NUMBERS:
-            (tags[tag],) = struct.unpack_from(order + SHORT_NUMBERS[kind], exif, place + 8)
-        elif kind in LONG_NUMBERS:
-            # Too long for the entry, which says where it is instead.
-            (where,) = struct.unpack_from(order + "I", exif, place + 8)
-            if where + 8 <= len(exif):
-                above, *below = struct.unpack_from(order + LONG_NUMBERS[kind], exif, where)
-                tags[tag] = math.nan if below == [0] else above / (below[0] if below else 1)
-    return tags
-
-
-def _focal_over_longest_side(tags: dict[int, float], longest: int) -> float:
+def _focal_over_longest_side(tags: dict[int, Any], longest: int) -> float:
     """NaN where the tags do not tell."""
-    # Zero says that it is not known.
-    if tags.get(FOCAL_LENGTH_35MM, 0) > 0:
-        return tags[FOCAL_LENGTH_35MM] / FULL_FRAME_WIDTH
-    per_millimetre = tags.get(PLANE_RESOLUTION, math.nan) / UNITS[int(tags.get(PLANE_UNIT, 2))]
+
+    def number(tag: int, default: float) -> float:
+        value = tags.get(tag, default)
+        return default if isinstance(value, tuple | str | bytes) else float(value)
+
+    # Zero means unknown.
+    if number(FOCAL_LENGTH_35MM, 0) > 0:
+        return number(FOCAL_LENGTH_35MM, 0) / FULL_FRAME_WIDTH
+    per_millimetre = number(PLANE_RESOLUTION, math.nan) / UNITS[int(number(PLANE_UNIT, 2))]
     # The resolution is that of the photo as taken.
-    taken = max(tags.get(PIXELS_X, 0), tags.get(PIXELS_Y, 0)) or longest
-    return tags.get(FOCAL_LENGTH, math.nan) * per_millimetre / taken
+    taken = max(number(PIXELS_X, 0), number(PIXELS_Y, 0)) or longest
+    return number(FOCAL_LENGTH, math.nan) * per_millimetre / taken
 
 
 def reduce(pixels: np.ndarray, longest_side: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -159,7 +272,7 @@ def resize(pixels: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_picture(path: str | Path, *inputs: Path) -> None:
-    """Raises unless a picture can be written there; `inputs` are files that must not be overwritten."""
+    """Raise unless a picture can be written there; `inputs` are files that must not be overwritten."""
     check_output(path, *inputs)
     suffix = Path(path).suffix
     if not suffix or not cv2.haveImageWriter(f"x{suffix}"):
