@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ananet.errors import InputError, MissingExtraError
     from ananet.estimators import Pose, estimate_pose
     from ananet.pruners import Pruned, Pruner, list_pruners, load
-    from ananet.twoview import PhotoMatches, match_photos
+    from ananet.twoview import PhotoMatcher, PhotoMatches, match_photos
     from ananet.twoview.motions import Motion, Motions, group_motions
 
 # Threads that spin while they wait for each other make a busy machine many times slower. A few microseconds of it save
@@ -35,6 +35,7 @@ __all__ = [
     "MissingExtraError",
     "Motion",
     "Motions",
+    "PhotoMatcher",
     "PhotoMatches",
     "Pose",
     "Pruned",
@@ -53,6 +54,7 @@ _HOME = {
     "Motion": "ananet.twoview.motions",
     "Motions": "ananet.twoview.motions",
     "group_motions": "ananet.twoview.motions",
+    "PhotoMatcher": "ananet.twoview",
     "PhotoMatches": "ananet.twoview",
     "Pose": "ananet.estimators",
     "estimate_pose": "ananet.estimators",

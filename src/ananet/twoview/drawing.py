@@ -55,12 +55,17 @@ class Panel:
     """Of the photo's pixels."""
 
 
-def make_panel(image: np.ndarray, height: int = PANEL_HEIGHT) -> Panel:
-    """A photo at the given height, or lower where it would become wider than 4096 pixels."""
+def make_panel(image: np.ndarray, height: int = PANEL_HEIGHT, size: tuple[int, int] | None = None) -> Panel:
+    """A photo at the given height, or lower where it would become wider than 4096 pixels.
+
+    Args:
+        size: (width, height) of the photo that points refer to, if the image is a reduced copy of it.
+    """
     scale = min(height / image.shape[0], PANEL_WIDTH / image.shape[1])
-    size = (max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale)))
+    shape = (max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale)))
     interpolation = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
-    return Panel(cv2.resize(image, size, interpolation=interpolation), scale)
+    whole = image.shape[0] if size is None else size[1]
+    return Panel(cv2.resize(image, shape, interpolation=interpolation), scale * image.shape[0] / whole)
 
 
 def draw_matches(

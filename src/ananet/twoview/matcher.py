@@ -1,201 +1,415 @@
-"""The whole pipeline in one function: two photos to kept matches, an overlap test and a pose."""
+"""Two photos to kept matches, an overlap test and a pose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import cv2
 import numpy as np
 import torch
 
+from ananet._util.checks import check_probability
 from ananet._util.defaults import DETECTOR, ESTIMATOR
 from ananet._util.stopwatch import Stopwatch
-from ananet.core.cameras import implausible
 from ananet.core.correspondences import Array, Correspondences
 from ananet.errors import InputError
-from ananet.estimators import Estimator, Pose, load_estimator
+from ananet.estimators import Estimator, load_estimator
 from ananet.features import Detector, Features, Matcher, load_detector, load_matcher, match
-from ananet.io.images import read_image
-from ananet.pruners import Pruned, Pruner, load
-from ananet.twoview.overlap import Overlap, check_overlap, measure_parallax
+from ananet.io.images import as_photo
+from ananet.pruners import LearnedPruner, Pruner, load
+from ananet.pruners.auto import Auto
+from ananet.twoview.cameras import choose_cameras
+from ananet.twoview.drawing import Panel, make_panel
+from ananet.twoview.motions import group_motions
+from ananet.twoview.overlap import check_overlap, measure_parallax
 from ananet.twoview.refinement import Refined
 from ananet.twoview.refinement import refine as refine_matches
+from ananet.twoview.result import PhotoMatches
 
-# Degrees. Below, the direction of the movement is a matter of noise.
-MIN_PARALLAX = 0.5
+Loaded = TypeVar("Loaded")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class PhotoMatches:
-    """Matches of two photos, which of them are kept, and the pose."""
+@dataclass(frozen=True, eq=False)
+class PreparedPhoto:
+    """What pairs need of a photo: its keypoints, a small copy to draw on, and its focal length."""
 
-    features0: Features
-    """Keypoints of the first photo."""
-    features1: Features
-    """Keypoints of the second photo."""
-    matches: Correspondences
-    """All putative matches; their `indices` point into the features."""
-    kept: Pruned
-    """The pruner's answer: mask, scores and logits of all matches."""
-    overlap: Overlap
-    """Whether the photos show the same scene."""
-    pose: Pose | None
-    """Estimated from the kept matches; its `inliers` are among them. None without cameras, without overlap, or if the
-    estimator has no answer."""
-    detector: str
-    """Its name."""
-    pruner: str
-    """Name of the pruner; of `auto`, the network that it chose."""
-    estimator: str
-    """Its name."""
-    milliseconds: dict[str, float]
-    """Of each step."""
-    parallax: float | None = None
-    """Degrees, median over the pose's inliers: how much the camera's movement shows. None without a pose."""
-    refined: Refined | None = None
-    """Result of the refinement, for kept matches only; `matches` has the moved points. None without refinement or
-    without overlap."""
+    name: str
+    """Its path, or image0 or image1; used in messages."""
+    features: Features
+    """In pixels of the photo as it was scaled down."""
+    size: tuple[int, int]
+    """(width, height) of the photo as given."""
+    panel: Panel | None = None
+    """None if features were given instead of a photo."""
+    exif_focal: float | None = None
+    """In pixels of the photo as given."""
+    source: Any = None
+    """What the photo was read from."""
+    milliseconds: float = 0.0
+    """Time to detect the keypoints."""
+
+    @property
+    def scaling(self) -> np.ndarray:
+        """[3 x 3] from pixels of the photo as given to those of `features`."""
+        from ananet.core.cameras import pixel_scaling
+
+        width, height = self.features.image_size
+        return pixel_scaling(width / self.size[0], height / self.size[1])
+
+
+class PhotoMatcher:
+    """Matches pairs of photos. Everything is loaded once, so use one of these for many pairs.
+
+    Args:
+        detector, matcher, pruner, estimator: names with options, as `load_detector`, `load_matcher`, `load` and
+            `load_estimator` take them, or what these return.
+        threshold: probability above which a network keeps a match; None for 0.5.
+        longest_side: larger photos are scaled down to this before keypoints are detected; points come back in the
+            photo's own pixels. "auto" is the detector's own, 1600 unless told otherwise; None keeps full size.
+            Thresholds of the overlap test and of the estimator are in pixels of the scaled photo.
+        neighbours: how many nearest neighbours of a keypoint are its putative matches, if `matcher` is a name.
+        refine: subpixel refinement, which moves the second points of kept matches to where both photos agree best.
+            Points become more precise; a pose hardly changes.
+        motions: find which kept matches move together.
+        use_exif: take focal lengths from EXIF where no cameras are given.
+        device: for what is loaded by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        detector: str | Detector = DETECTOR,
+        matcher: str | Matcher = "nearest",
+        pruner: str | Path | Pruner | None = None,
+        estimator: str | Estimator = ESTIMATOR,
+        threshold: float | None = None,
+        longest_side: int | Literal["auto"] | None = "auto",
+        neighbours: int = 1,
+        refine: bool = False,
+        motions: bool = False,
+        use_exif: bool = True,
+        device: str | torch.device = "auto",
+    ) -> None:
+        own: dict[str, Any] = {} if longest_side == "auto" else {"longest_side": longest_side}
+        self.detector = _load("detector", detector, Detector, lambda name: load_detector(name, device=device, **own))
+        self.estimator = _load("estimator", estimator, Estimator, load_estimator)
+        known = self.detector.name
+        self.matcher = _load(
+            "matcher",
+            matcher,
+            Matcher,
+            lambda name: load_matcher(name, detector=known, device=device, neighbours=neighbours),
+        )
+        self.pruner = load_pruner_at(pruner, threshold, device)
+        self.longest_side = self.detector.longest_side if longest_side == "auto" else longest_side
+        self.refine, self.motions, self.use_exif, self.device = refine, motions, use_exif, device
+
+    def __call__(
+        self,
+        image0: Any,
+        image1: Any,
+        *,
+        K0: Array | None = None,
+        K1: Array | None = None,
+        focal: float | None = None,
+        names: Sequence[str] | None = None,
+    ) -> PhotoMatches:
+        """Match two photos: arguments as for `match_photos`, or what `prepare` returns."""
+        images = (image0, image1)
+        names = names or [str(x) if isinstance(x, str | Path) else f"image{n}" for n, x in enumerate(images)]
+        (found,) = self._stream([images], dict(zip(map(_key, images), names, strict=True)), K0=K0, K1=K1, focal=focal)
+        if isinstance(found, InputError):
+            raise found
+        return found
+
+    def match_pairs(
+        self,
+        pairs: Iterable[tuple[Any, Any]],
+        *,
+        K0: Array | None = None,
+        K1: Array | None = None,
+        focal: float | None = None,
+    ) -> Iterator[PhotoMatches | InputError]:
+        """Match many pairs, in order: for each the result, or the error if one of its photos cannot be used.
+
+        Keypoints of a photo are detected once, and forgotten after its last pair. Cameras are those of every pair.
+        """
+        return self._stream([tuple(pair) for pair in pairs], {}, K0=K0, K1=K1, focal=focal)
+
+    def prepare(self, image: Any, name: str | None = None) -> PreparedPhoto:
+        """Read a photo and detect its keypoints, to match it with several others.
+
+        Raises `InputError` if it cannot be read or has no keypoints.
+        """
+        if isinstance(image, PreparedPhoto):
+            return image
+        path = Path(image) if isinstance(image, str | Path) else None
+        name = name or ("image" if path is None else str(image))
+        if isinstance(image, Features):
+            return PreparedPhoto(name, _check_keypoints(image, name), image.image_size)
+        photo = as_photo(image, longest_side=self.longest_side, name=name)
+        watch = Stopwatch()
+        features = find_features(self.detector, photo.pixels, name, path, photo.size)
+        watch.lap("detect")
+        return PreparedPhoto(
+            name,
+            features,
+            photo.size,
+            make_panel(photo.pixels, size=photo.size),
+            photo.exif_focal,
+            image,
+            watch.milliseconds["detect"],
+        )
+
+    def _stream(
+        self, pairs: list[tuple[Any, ...]], names: dict[Hashable, str], **cameras: Any
+    ) -> Iterator[PhotoMatches | InputError]:
+        uses = Counter(_key(image) for pair in pairs for image in pair)
+        photos: dict[Hashable, Future[PreparedPhoto]] = {}
+        threads = self.detector.threads
+        with ThreadPoolExecutor(threads) as pool:
+            for number, pair in enumerate(pairs):
+                # With several threads, the next photos are read while this pair is matched.
+                for image in [image for some in pairs[number : number + 1 + (threads > 1)] for image in some]:
+                    key = _key(image)
+                    if key not in photos:
+                        photos[key] = _submit(pool if threads > 1 else None, self.prepare, image, names.get(key))
+                under_way = [photos[_key(image)] for image in pair]
+                for key in map(_key, pair):
+                    uses[key] -= 1
+                    if not uses[key]:
+                        del photos[key]
+                try:
+                    yield self._match(*(future.result() for future in under_way), **cameras)
+                except InputError as error:
+                    yield error
+
+    def _match(
+        self, photo0: PreparedPhoto, photo1: PreparedPhoto, K0: Array | None, K1: Array | None, focal: float | None
+    ) -> PhotoMatches:
+        photos = (photo0, photo1)
+        exif0, exif1 = (photo.exif_focal if self.use_exif else None for photo in photos)
+        cameras = choose_cameras(
+            photo0.size, photo1.size, K0=K0, K1=K1, focal=focal, exif_focal0=exif0, exif_focal1=exif1
+        )
+        sources = [photo.source for photo in photos if photo.source is not None]
+        if self.refine and len(sources) < 2:
+            raise InputError("refine: needs the photos, expected image0 and image1, got Features")
+        spent = [photo.milliseconds for photo in photos]
+        watch = Stopwatch()
+        watch.milliseconds["detect"] = max(spent) if self.detector.threads > 1 else sum(spent)
+        # All thresholds are in pixels of the scaled photos.
+        scaled = [
+            None if K is None else photo.scaling @ K for K, photo in zip((cameras.K0, cameras.K1), photos, strict=True)
+        ]
+        matches = self.matcher(photo0.features, photo1.features, K0=scaled[0], K1=scaled[1])
+        tensor = next((source for source in sources if isinstance(source, torch.Tensor)), None)
+        if tensor is not None:
+            matches = matches.replace(given_as_numpy=False).to(tensor.device)
+        watch.lap("match")
+        kept = self.pruner(matches)
+        watch.lap("prune")
+        nearest = match(photo0.features, photo1.features) if matches.mutual is None else None
+        overlap = check_overlap(matches, kept.mask, nearest)
+        watch.lap("verify")
+        refined = None
+        if self.refine:
+            refined = self._refine(sources, matches[kept.mask])
+            points1 = matches.points1.clone()
+            points1[torch.as_tensor(kept.mask)] = refined.matches.points1
+            matches = matches.replace(points1=points1)
+            refined = replace(refined, matches=_in_own_pixels(refined.matches, photo0, photo1))
+            watch.lap("refine")
+        pose, parallax = None, None
+        if matches.calibrated:
+            pose = self.estimator.pose(matches, kept)
+            if pose is not None:
+                rays = self.estimator.ray_threshold(matches)
+                parallax = measure_parallax(matches[pose.inliers], pose.R, rays)
+            watch.lap("pose")
+        matches = _in_own_pixels(matches, photo0, photo1)
+        motions = None
+        if self.motions:
+            motions = group_motions(matches, kept)
+            watch.lap("motions")
+        return PhotoMatches(
+            features0=photo0.features.in_pixels_of(photo0.size),
+            features1=photo1.features.in_pixels_of(photo1.size),
+            matches=matches,
+            kept=kept,
+            overlap=overlap,
+            cameras=cameras,
+            pose=pose,
+            names=(photo0.name, photo1.name),
+            detector=self.detector.name,
+            pruner=kept.pruner,
+            threshold=1 / (1 + math.exp(-self.pruner.decision)),
+            estimator=self.estimator.name,
+            pose_threshold=self.estimator.threshold,
+            match_selection=self.estimator.match_selection,
+            milliseconds=watch.milliseconds,
+            parallax=parallax,
+            refined=refined,
+            motions=motions,
+            panels=(photo0.panel, photo1.panel),
+        )
+
+    def _refine(self, sources: Sequence[Any], matches: Correspondences) -> Refined:
+        pixels = [as_photo(source, longest_side=self.longest_side).pixels for source in sources]
+        return refine_matches(pixels[0], pixels[1], matches, device=self.device)
 
     def __repr__(self) -> str:
-        pose = "no pose" if self.pose is None else f"pose with {int(self.pose.inliers.sum())} inliers"
-        overlap = "" if self.overlap.found else ", no overlap"
-        camera = "" if self.camera_doubt is None else ", camera doubtful"
-        kept = f"{int(self.kept.mask.sum())} of {len(self.matches)} kept by {self.pruner}"
-        return f"PhotoMatches({kept}{overlap}, {pose}{camera})"
-
-    @property
-    def camera_doubt(self) -> str | None:
-        """Why one of the camera matrices hardly belongs to its photo, in words; None if both may."""
-        for K, features in ((self.matches.K0, self.features0), (self.matches.K1, self.features1)):
-            doubt = None if K is None else implausible(K, features.image_size)
-            if doubt is not None:
-                return doubt
-        return None
-
-    @property
-    def rotation_only(self) -> bool:
-        """Whether the camera hardly moved, so that only the pose's rotation can be trusted."""
-        return self.parallax is not None and self.parallax < MIN_PARALLAX
+        parts = (self.detector, self.matcher, self.pruner, self.estimator)
+        return f"PhotoMatcher({', '.join(part.name for part in parts)})"
 
 
 def match_photos(
-    image0: np.ndarray | str | Path | Features,
-    image1: np.ndarray | str | Path | Features,
+    image0: Any,
+    image1: Any,
     *,
     detector: str | Detector = DETECTOR,
     matcher: str | Matcher = "nearest",
     pruner: str | Path | Pruner | None = None,
     estimator: str | Estimator = ESTIMATOR,
+    threshold: float | None = None,
     K0: Array | None = None,
     K1: Array | None = None,
-    device: str | torch.device = "auto",
-    names: tuple[str, str] | None = None,
-    refine: bool = False,
-    photos: tuple[np.ndarray, np.ndarray] | None = None,
+    focal: float | None = None,
+    use_exif: bool = True,
+    longest_side: int | Literal["auto"] | None = "auto",
     neighbours: int = 1,
+    refine: bool = False,
+    motions: bool = False,
+    device: str | torch.device = "auto",
+    names: Sequence[str] | None = None,
 ) -> PhotoMatches:
-    """Match two photos, prune the matches, and estimate the pose if cameras are given.
+    """Match two photos, prune the matches, and estimate the pose if the cameras are known.
+
+    To match many pairs, make a `PhotoMatcher` once.
 
     Args:
-        image0, image1: [H x W] or [H x W x 3] (BGR) uint8, or files, whose EXIF orientation is applied. Or their
-            `Features`, by the same detector, if a photo is part of many pairs.
-        detector, matcher, pruner, estimator: names with options, as `load_detector`, `load_matcher`, `load` and
-            `load_estimator` take them, or what these return; to match many pairs, load them once.
-        K0, K1: [3 x 3] camera matrices of the upright photos. Without them there is no pose.
-        device: for what is loaded by name.
-        names: of the photos in error messages; their paths by default.
-        refine: subpixel refinement, which moves the second points of kept matches to where both photos agree best.
-            Points become more precise; a pose hardly changes.
-        photos: the photos as arrays, for refinement if `image0` and `image1` are `Features`.
-        neighbours: how many nearest neighbours of a keypoint are its putative matches, if `matcher` is a name.
+        image0, image1: files, whose EXIF orientation is applied; numpy arrays [H x W] or [H x W x 3] (BGR, as OpenCV
+            reads them), uint8, uint16 or float in 0..1; PIL images; torch tensors [C x H x W] (RGB), uint8 or float
+            in 0..1; or the photos' `Features`.
+        K0, K1: [3 x 3] camera matrices of the upright photos.
+        focal: focal length of both photos in pixels, instead of K0 and K1.
+        use_exif: take focal lengths from EXIF where no cameras are given. Without cameras there is no pose.
+        names: of the photos in messages; their paths by default.
+        detector, matcher, pruner, estimator, threshold, longest_side, neighbours, refine, motions, device: as for
+            `PhotoMatcher`.
+
+    Results are numpy arrays; if a photo is a tensor, matches and the pruner's result are tensors on its device.
     """
-    detector = load_detector(detector, device=device) if isinstance(detector, str) else detector
-    pruner = pruner if isinstance(pruner, Pruner) else load(pruner, device=device)
-    estimator = load_estimator(estimator) if isinstance(estimator, str) else estimator
-    if isinstance(matcher, str):
-        matcher = load_matcher(matcher, detector=detector.name, device=device, neighbours=neighbours)
-    watch = Stopwatch()
-    images = (image0, image1)
-    called = names or [str(x) if isinstance(x, str | Path) else f"image{n}" for n, x in enumerate(images)]
-    (read0, features0), (read1, features1) = _both(
-        detector.threads, lambda n: _read_and_detect(detector, images[n], called[n])
+    loaded = PhotoMatcher(
+        detector=detector,
+        matcher=matcher,
+        pruner=pruner,
+        estimator=estimator,
+        threshold=threshold,
+        longest_side=longest_side,
+        neighbours=neighbours,
+        refine=refine,
+        motions=motions,
+        use_exif=use_exif,
+        device=device,
     )
-    pixels = photos or [image for image in (read0, read1) if not isinstance(image, Features)]
-    if refine and len(pixels) < 2:
-        raise InputError("refine: needs the photos, expected image0 and image1 or photos, got Features")
-    watch.lap("detect")
-    matches = matcher(features0, features1, K0=K0, K1=K1)
-    watch.lap("match")
-    kept = pruner(matches)
-    watch.lap("prune")
-    nearest = match(features0, features1) if matches.mutual is None else None
-    overlap = check_overlap(matches, kept.mask, nearest)
-    watch.lap("verify")
-    refined = None
-    if refine and overlap.found:
-        refined = refine_matches(pixels[0], pixels[1], matches[kept.mask], device=device)
-        points1 = matches.points1.clone()
-        points1[torch.as_tensor(kept.mask)] = refined.matches.points1
-        matches = matches.replace(points1=points1)
-        watch.lap("refine")
-    pose, parallax = None, None
-    if overlap.found and matches.calibrated:
-        pose = estimator.pose(matches, kept)
-        if pose is not None:
-            parallax = measure_parallax(matches[pose.inliers], pose.R, estimator.ray_threshold(matches))
-        watch.lap("pose")
-    return PhotoMatches(
-        features0,
-        features1,
-        matches,
-        kept,
-        overlap,
-        pose,
-        detector.name,
-        kept.pruner,
-        estimator.name,
-        watch.milliseconds,
-        parallax,
-        refined,
-    )
+    return loaded(image0, image1, K0=K0, K1=K1, focal=focal, names=names)
 
 
-def _both(threads: int, function: Callable[[int], tuple[Any, Features]]) -> list[tuple[Any, Features]]:
-    """function(0) and function(1), side by side if there is more than one thread."""
-    if threads == 1:
-        return [function(0), function(1)]
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(function, (0, 1)))
+def load_pruner_at(
+    pruner: str | Path | Pruner | None, threshold: float | None, device: str | torch.device = "auto"
+) -> Pruner:
+    """A pruner, at another probability threshold if one is given; only networks have probabilities."""
+    if threshold is None:
+        return pruner if isinstance(pruner, Pruner) else load(pruner, device=device)
+    if isinstance(pruner, Pruner):
+        raise InputError(f"threshold: expected together with the name of a pruner, got the loaded {pruner.name}")
+    loaded = load(pruner, device=device, threshold=check_probability("threshold", threshold))
+    if not isinstance(loaded, LearnedPruner | Auto):
+        raise InputError(
+            f"threshold: a probability, which only networks have, not {pruner}; set its own as {pruner}@threshold=..."
+        )
+    return loaded
 
 
-def _read_and_detect(
-    detector: Detector, image: np.ndarray | str | Path | Features, name: str
-) -> tuple[np.ndarray | Features, Features]:
-    if not isinstance(image, str | Path):
-        return image, find_features(detector, image, name)
-    read = read_image(image)
-    return read, find_features(detector, read, name, Path(image))
+def find_features(
+    detector: Detector,
+    image: np.ndarray,
+    name: str,
+    path: Path | None = None,
+    size: tuple[int, int] | None = None,
+) -> Features:
+    """The keypoints of one photo, at least one.
+
+    Args:
+        image: [H x W x 3] uint8 BGR.
+        name: of the photo in error messages.
+        path: of its file.
+        size: (width, height) of the photo in the file, if the image is the photo at another size.
+    """
+    try:
+        found = detector.detect(image) if path is None else detector.detect_file(path, image, size)
+    except (cv2.error, MemoryError, torch.OutOfMemoryError) as error:
+        # Too many pixels for OpenCV, or for the memory of the machine or of its GPU.
+        height, width = image.shape[:2]
+        reason = getattr(error, "err", "") or str(error) or "out of memory"
+        raise InputError(
+            f"{name}: expected a photo that the detector can work on, got {width} x {height} pixels ({reason})"
+        ) from None
+    return _check_keypoints(found, name)
 
 
-def find_features(detector: Detector, image: np.ndarray | Features, name: str, path: Path | None = None) -> Features:
-    """The keypoints of one photo, at least one; `name` is the photo's in error messages, `path` that of its file."""
-    if isinstance(image, Features):
-        found = image
-    else:
-        try:
-            found = detector.detect(image) if path is None else detector.detect_file(path, image)
-        except (cv2.error, MemoryError, torch.OutOfMemoryError) as error:
-            # Too many pixels for OpenCV, or for the memory of the machine or of its GPU.
-            height, width = image.shape[:2]
-            reason = getattr(error, "err", "") or str(error) or "out of memory"
-            raise InputError(
-                f"{name}: expected a photo that the detector can work on, got {width} x {height} pixels ({reason})"
-            ) from None
+def _check_keypoints(found: Features, name: str) -> Features:
     if len(found) == 0:
         width, height = found.image_size
         raise InputError(f"{name}: no keypoints found in this image of {width} x {height} pixels")
     return found
+
+
+def _load(name: str, given: Any, kind: type[Loaded], load_by_name: Callable[[str], Loaded]) -> Loaded:
+    if isinstance(given, kind):
+        return given
+    if not isinstance(given, str):
+        raise InputError(f"{name}: expected a name or a {kind.__name__}, got {given!r}")
+    return load_by_name(given)
+
+
+def _key(image: Any) -> Hashable:
+    return str(image) if isinstance(image, str | Path) else id(image)
+
+
+def _submit(pool: ThreadPoolExecutor | None, function: Callable[..., Loaded], *arguments: Any) -> Future[Loaded]:
+    """A call in the pool, or one that is done here and now."""
+    if pool is not None:
+        return pool.submit(function, *arguments)
+    done: Future[Loaded] = Future()
+    try:
+        done.set_result(function(*arguments))
+    except InputError as error:
+        done.set_exception(error)
+    return done
+
+
+def _in_own_pixels(matches: Correspondences, photo0: PreparedPhoto, photo1: PreparedPhoto) -> Correspondences:
+    """Matches of scaled photos in pixels of the photos as given."""
+    values: dict[str, Any] = {}
+    for number, photo in enumerate((photo0, photo1)):
+        if photo.size == photo.features.image_size:
+            continue
+        back = np.linalg.inv(photo.scaling)
+        points, K = getattr(matches, f"points{number}"), getattr(matches, f"K{number}")
+        sizes = getattr(matches, f"keypoint_sizes{number}")
+        matrix = torch.from_numpy(back).to(points)
+        values |= {
+            f"points{number}": points * matrix[[0, 1], [0, 1]] + matrix[:2, 2],
+            f"K{number}": None if K is None else matrix.to(K) @ K,
+            f"image_size{number}": (float(photo.size[0]), float(photo.size[1])),
+            f"keypoint_sizes{number}": None if sizes is None else sizes * float(np.diag(back)[:2].mean()),
+        }
+    return matches.replace(**values) if values else matches

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,15 +44,42 @@ class Overlap:
     """Log10 of the number of false alarms: how often chance is expected to agree this well. Very negative if photos
     overlap."""
 
+    @property
+    def summary(self) -> str:
+        """The verdict and its evidence in one sentence."""
+        agree = f"{self.consistent} of {self.tested} mutual matches agree on a common geometry"
+        if math.isinf(self.log10_nfa):
+            return f"The photos do not seem to show the same scene: too few of {self.tested} mutual matches agree."
+        chance = f"{agree}, which unrelated photos are expected to reach {_times(self.log10_nfa)}"
+        if self.found:
+            return f"The photos show the same scene: {chance}."
+        return f"The photos do not seem to show the same scene: {chance} (accepted below {10**MAX_LOG10_NFA:g} times)."
 
-def check_overlap(matches: Correspondences, kept: np.ndarray, neighbours: Correspondences | None = None) -> Overlap:
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON."""
+        return {
+            "found": self.found,
+            "consistent": self.consistent,
+            "tested": self.tested,
+            "log10_false_alarms": self.log10_nfa if math.isfinite(self.log10_nfa) else None,
+            "summary": self.summary,
+        }
+
+
+def _times(log10_nfa: float) -> str:
+    if log10_nfa > 3:
+        return f"10^{log10_nfa:.0f} times by chance"
+    return f"{10**log10_nfa:.2g} times by chance" if log10_nfa > -4 else f"10^{log10_nfa:.0f} times by chance"
+
+
+def check_overlap(matches: Correspondences, mask: Any, neighbours: Correspondences | None = None) -> Overlap:
     """Test whether more matches follow a geometry fitted to the kept ones than chance explains.
 
     Args:
         matches: all putative matches, with image sizes, ratios and mutual flags. Only mutual ones are counted, so
             that many keypoints matched to the same one do not vote many times; the most distinctive ones are
             also tested by themselves, since a few right matches are lost among many wrong ones.
-        kept: [N] bool, what a pruner kept of them; a geometry is fitted to these.
+        mask: [N] bool, the matches that a pruner kept; a geometry is fitted to these.
         neighbours: nearest neighbours by descriptor, which are counted instead if the matches come from a matcher that
             looks at positions: those agree with a geometry more often than chance explains.
     """
@@ -66,7 +94,7 @@ def check_overlap(matches: Correspondences, kept: np.ndarray, neighbours: Corres
     distinctive = (tested.mutual & (tested.ratio < DISTINCTIVE_RATIO)).cpu().numpy()
     best = Overlap(False, 0, len(order), math.inf)
     # A pruner may fail where the photos do overlap: the most distinctive matches get a try of their own.
-    for fitted in (matches[kept], tested[distinctive]):
+    for fitted in (matches[mask], tested[distinctive]):
         F = estimate_fundamental(fitted, "magsac", threshold=THRESHOLD_PIXELS)
         if F is None:
             continue

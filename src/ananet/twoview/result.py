@@ -1,0 +1,243 @@
+"""What is known about two photos after matching: matches, verdict, cameras, pose; as numbers, file or picture."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ananet.core.cameras import implausible
+from ananet.core.correspondences import PER_MATCH, Correspondences
+from ananet.errors import InputError
+from ananet.estimators import Pose
+from ananet.features import Features
+from ananet.io.files import atomic_path, save_arrays
+from ananet.io.images import as_photo, save_picture
+from ananet.pruners import Pruned
+from ananet.twoview.cameras import Cameras
+from ananet.twoview.drawing import Panel, draw_matches, draw_motions, make_panel
+from ananet.twoview.motions import Motions
+from ananet.twoview.overlap import Overlap
+from ananet.twoview.refinement import Refined
+
+# Degrees. Below, the direction of the movement is dominated by noise.
+MIN_PARALLAX = 0.5
+# Components of a unit vector below this are not mentioned.
+MIN_COMPONENT = 0.35
+# Decimals in JSON.
+PIXEL_DIGITS, SCORE_DIGITS = 4, 6
+SAVED_AS = (".npz", ".csv")
+COLUMNS = ("x0", "y0", "x1", "y1", "kept", "score", "ratio", "mutual", "index0", "index1")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PhotoMatches:
+    """Matches of two photos, which of them are kept, and the pose. All coordinates are in the photos' own pixels."""
+
+    features0: Features
+    """Keypoints of the first photo."""
+    features1: Features
+    """Keypoints of the second photo."""
+    matches: Correspondences
+    """All putative matches; their `indices` point into the features."""
+    kept: Pruned
+    """The pruner's result: mask, scores and logits of all matches."""
+    overlap: Overlap
+    """Whether the photos show the same scene."""
+    cameras: Cameras
+    """Camera matrices that were given or that EXIF tells."""
+    pose: Pose | None
+    """Estimated from the kept matches; its `inliers` are among them. None without cameras, or if none was found.
+    Do not trust it if `overlap.found` is False."""
+    names: tuple[str, str]
+    """Of the photos: their paths, or image0 and image1."""
+    detector: str
+    """Its name."""
+    pruner: str
+    """Name of the pruner; of `auto`, the network that it chose."""
+    threshold: float
+    """Probability above which the pruner keeps a match."""
+    estimator: str
+    """Its name."""
+    pose_threshold: float
+    """The estimator's inlier threshold, in pixels of the photos as they were worked on (see `longest_side`)."""
+    match_selection: str
+    """Which kept matches the estimator uses: "all" or "one-to-one"."""
+    milliseconds: dict[str, float]
+    """Time of each step."""
+    parallax: float | None = None
+    """Degrees, median over the pose's inliers: how much the camera's movement shows. None without a pose."""
+    refined: Refined | None = None
+    """Result of the refinement, for kept matches only; `matches` has the moved points. None without refinement."""
+    motions: Motions | None = None
+    """Which kept matches move together, if asked for."""
+    panels: tuple[Panel | None, Panel | None] = (None, None)
+    """The photos at the size of a picture, for `draw`; None if features were given instead of photos."""
+
+    def __repr__(self) -> str:
+        pose = "no pose" if self.pose is None else f"pose with {int(self.pose.inliers.sum())} inliers"
+        overlap = "" if self.overlap.found else ", no overlap"
+        camera = "" if self.camera_doubt is None else ", camera doubtful"
+        return f"PhotoMatches({self.count} of {len(self.matches)} kept by {self.pruner}{overlap}, {pose}{camera})"
+
+    @property
+    def count(self) -> int:
+        """Number of kept matches."""
+        return int(self.kept.mask.sum())
+
+    @property
+    def camera_doubt(self) -> str | None:
+        """Why one of the camera matrices hardly belongs to its photo, in words; None if both may."""
+        for K, features in ((self.cameras.K0, self.features0), (self.cameras.K1, self.features1)):
+            doubt = None if K is None else implausible(K, features.image_size)
+            if doubt is not None:
+                return doubt
+        return None
+
+    @property
+    def rotation_only(self) -> bool:
+        """Whether the camera hardly moved, so that only the pose's rotation can be trusted."""
+        return self.parallax is not None and self.parallax < MIN_PARALLAX
+
+    @property
+    def pose_summary(self) -> str:
+        """How the camera moved between the photos, in words; without a pose, why there is none."""
+        if self.cameras.source is None:
+            return "No pose: the focal length is not known. Give it, or the camera matrices, to get the pose."
+        if self.pose is None:
+            return "No pose was found."
+        R, t = (_numpy(part) for part in (self.pose.R, self.pose.t))
+        angle = math.degrees(math.acos(min(1.0, max(-1.0, (float(np.trace(R)) - 1) / 2))))
+        turned = f"The camera turned by {angle:.1f} degrees"
+        doubt = "" if self.overlap.found else " Do not trust this: the photos do not seem to show the same scene."
+        if self.rotation_only:
+            return f"{turned} and hardly moved, so only the rotation can be trusted.{doubt}"
+        # Axes of the first camera: x to the right, y down, z forward.
+        directions = zip(-R.T @ t, ("right", "down", "forward"), ("left", "up", "backward"), strict=True)
+        words = [plus if value > 0 else minus for value, plus, minus in directions if abs(value) >= MIN_COMPONENT]
+        agree = f"{int(self.pose.inliers.sum())} matches agree with this."
+        return f"{turned} and moved {' and '.join(words)}. {agree}{doubt}"
+
+    def to_dict(self, *, matches: bool = False) -> dict[str, Any]:
+        """Plain numbers, lists and strings, for JSON.
+
+        Args:
+            matches: whether to include arrays with an entry for every match.
+        """
+        photos = zip(self.names, (self.features0, self.features1), strict=True)
+        result: dict[str, Any] = {
+            "photos": [
+                {"name": name, "width": found.image_size[0], "height": found.image_size[1], "keypoints": len(found)}
+                for name, found in photos
+            ],
+            "detector": self.detector,
+            "pruner": self.pruner,
+            "threshold": self.threshold,
+            "matches": len(self.matches),
+            "kept": self.count,
+            "refined": None if self.refined is None else int(self.refined.aligned.sum()),
+            "overlap": self.overlap.to_dict(),
+            "cameras": {**self.cameras.to_dict(), "doubt": self.camera_doubt},
+            "pose": None
+            if self.pose is None
+            else {
+                "R": self.pose.R.tolist(),
+                "t": self.pose.t.tolist(),
+                "inliers": int(self.pose.inliers.sum()),
+                "parallax_degrees": self.parallax,
+                "rotation_only": self.rotation_only,
+                "estimator": self.estimator,
+                "pose_threshold": self.pose_threshold,
+                "match_selection": self.match_selection,
+            },
+            "pose_summary": self.pose_summary,
+            "motions": None if self.motions is None else self.motions.to_dict(),
+            "milliseconds": {step: round(taken, 1) for step, taken in self.milliseconds.items()},
+        }
+        if matches:
+            digits = {"ratio": SCORE_DIGITS, "scores": SCORE_DIGITS}
+            arrays = self._arrays()
+            names = (*PER_MATCH, "mask", "motions")
+            result |= {
+                "motion_labels" if name == "motions" else name: _rounded(arrays.get(name), digits.get(name, PIXEL_DIGITS))
+                for name in names
+            }
+        return result
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """Everything there is of the matches, by the names of an .npz file."""
+        arrays = {
+            name: _numpy(values)
+            for name in (*PER_MATCH, "K0", "K1", "image_size0", "image_size1")
+            if (values := getattr(self.matches, name)) is not None
+        }
+        arrays |= {name: _numpy(getattr(self.kept, name)) for name in ("mask", "scores", "logits")}
+        if self.refined is not None:
+            # How alike the photos are around both points of a kept match, NaN for the others.
+            arrays["correlation"] = np.full(len(self.matches), np.nan, np.float32)
+            arrays["correlation"][arrays["mask"]] = _numpy(self.refined.correlation)
+        if self.pose is not None:
+            arrays |= {"R": _numpy(self.pose.R), "t": _numpy(self.pose.t)}
+        if self.motions is not None:
+            arrays["motions"] = self.motions.labels
+        return arrays
+
+    def save(self, path: str | Path) -> None:
+        """Write the matches and the pruner's result: .npz with everything, or .csv with a row per match."""
+        suffix = Path(path).suffix.lower()
+        if suffix not in SAVED_AS:
+            raise InputError(f"path: expected a file that ends in {' or '.join(SAVED_AS)}, got {str(path)!r}")
+        arrays = self._arrays()
+        if suffix == ".npz":
+            save_arrays(path, arrays)
+            return
+        with atomic_path(path) as temporary, temporary.open("wb") as file:
+            # A trained matcher gives neither ratio nor mutual flag.
+            unknown = np.full(len(self.matches), np.nan)
+            names = ("points0", "points1", "mask", "scores", "ratio", "mutual", "indices")
+            table = np.column_stack([arrays.get(name, unknown).astype(np.float64) for name in names])
+            # Nine digits restore a float32.
+            formats = ["%.9g"] * 4 + ["%d", "%.9g", "%.9g", "%.9g", "%d", "%d"]
+            np.savetxt(file, table, fmt=formats, delimiter=",", header=",".join(COLUMNS), comments="")
+
+    def draw(
+        self, path: str | Path | None = None, *, show_removed: bool = False, images: tuple[Any, Any] | None = None
+    ) -> np.ndarray:
+        """Draw all kept matches between the two photos; if motions were asked for, each in its colour.
+
+        Args:
+            path: picture file to write.
+            show_removed: draw removed matches too, beneath the kept ones.
+            images: the photos, if the matches were made from `Features`.
+
+        Returns:
+            [H x W x 3] uint8 BGR.
+        """
+        panels = self.panels if images is None else tuple(make_panel(as_photo(image).pixels) for image in images)
+        if panels[0] is None or panels[1] is None:
+            raise InputError("images: expected both photos, since the matches were made from Features, got none")
+        points0, points1 = self.matches.numpy_points()
+        caption = f"{self.pruner}: kept {self.count} of {len(self.matches)} {self.detector.partition('@')[0].upper()} matches"
+        mask = _numpy(self.kept.mask)
+        if self.motions is not None:
+            caption += f", motions: {len(self.motions)}"
+            picture = draw_motions(panels[0], panels[1], points0, points1, self.motions.labels, caption)
+        else:
+            picture = draw_matches(panels[0], panels[1], points0, points1, mask, caption)
+        if path is not None:
+            save_picture(path, picture)
+        return picture
+
+
+def _numpy(values: Any) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
+def _rounded(values: np.ndarray | None, digits: int) -> list[Any] | None:
+    if values is None:
+        return None
+    return (values.astype(np.float64).round(digits) if values.dtype.kind == "f" else values).tolist()
