@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from ananet.cli.demo import motorcycle, rotation
-from ananet.cli.match import COLUMNS, short_names
+from ananet.cli.match import short_names
 from ananet.core.correspondences import Correspondences
 from ananet.features import MATCHERS, Matcher
 from ananet.features.matching import Nearest
 from ananet.io.images import read_image
 from ananet.io.npz import OPTIONAL, REQUIRED
+from ananet.twoview.result import COLUMNS
 
 
 def test_match_with_cameras(photos, tmp_path, run):
@@ -25,14 +26,14 @@ def test_match_with_cameras(photos, tmp_path, run):
     )  # fmt: skip
     assert (code, err) == (0, "")
     result = json.loads(out)
-    assert result["overlap"] and 100 < result["kept"] < result["matches"]
+    assert result["overlap"]["found"] and 100 < result["kept"] < result["matches"]
     assert result["picture"] == str(picture)
     assert cv2.imread(str(picture)) is not None
     R = np.array(result["pose"]["R"])
     angle = np.degrees(np.arccos((np.trace(R @ motorcycle().R.T) - 1) / 2))
     assert angle < 5
     assert set(result["milliseconds"]) == {"detect", "match", "prune", "verify", "pose"}
-    assert (result["pose"]["estimator"], result["pose"]["threshold_pixels"]) == ("poselib", 0.75)
+    assert (result["pose"]["estimator"], result["pose"]["pose_threshold"]) == ("poselib", 0.75)
     assert result["pose"]["match_selection"] == "one-to-one" and result["pruner"] == "ananet-ratio"
 
 
@@ -40,8 +41,8 @@ def test_the_estimator_and_its_options(photos, tmp_path, run):
     both = ("match", photos / "a.jpg", photos / "b.jpg", "--focal", 995, "-o", tmp_path / "o.png")
     code, out, _ = run(*both, "--estimator", "magsac@threshold=2", "--json")
     pose = json.loads(out)["pose"]
-    assert code == 0 and pose["estimator"] == "magsac@threshold=2.0" and pose["threshold_pixels"] == 2
-    code, out, _ = run(*both, "--estimator", "poselib", "--threshold", 0.5, "--confidence", 0.9)
+    assert code == 0 and pose["estimator"] == "magsac@threshold=2.0" and pose["pose_threshold"] == 2
+    code, out, _ = run(*both, "--estimator", "poselib", "--pose-threshold", 0.5, "--confidence", 0.9)
     assert code == 0 and "poselib@threshold=0.5@confidence=0.9, 0.5 px" in out
 
 
@@ -75,7 +76,7 @@ def test_keypoints_of_ones_own(photos, tmp_path, run):
         found = load_detector("sift", max_keypoints=500).detect(read_image(path))
         np.savez(tmp_path / f"{path.stem}.npz", points=found.points, descriptors=found.descriptors)
     code, out, _ = run("match", *paths, "-o", tmp_path / "o.jpg", "--features", tmp_path, "--json")
-    assert code == 0 and json.loads(out)["keypoints"] == [500, 500]
+    assert code == 0 and [photo["keypoints"] for photo in json.loads(out)["photos"]] == [500, 500]
     code, _, err = run("match", *paths, "--features", tmp_path, "--detector-weights", "a.pth")
     assert code == 2 and "--features: expected either --features or --detector-weights, got both" in err
     code, _, err = run("match", *paths, "--detector", "superpoint", "--detector-weights", "none.pth")
@@ -92,14 +93,16 @@ def test_more_candidates(photos, tmp_path, run):
 
 
 def test_photos_that_do_not_overlap(photos, tmp_path, run):
-    code, out, err = run("match", photos / "a.jpg", photos / "other.jpg", "-o", tmp_path / "o.png", "--focal", 900)
-    assert (code, out) == (1, "")
-    assert "do not seem to show the same scene" in err
-    assert not (tmp_path / "o.png").exists()
-    code, out, _ = run("match", photos / "a.jpg", photos / "other.jpg", "-o", tmp_path / "o.png", "--json")
-    assert code == 1
+    both = ("match", photos / "a.jpg", photos / "other.jpg", "-o", tmp_path / "o.png", "--focal", 900, *FAST)
+    code, out, _ = run(*both, "--save", tmp_path / "m.npz", "--pruner", "all")
+    assert code == 1 and "do not seem to show the same scene" in out
+    assert "pose       poselib" in out and "not to be trusted" in out
+    # The verdict is information: what was asked for is written all the same.
+    assert (tmp_path / "o.png").exists() and np.load(tmp_path / "m.npz")["mask"].all()
+    code, out, _ = run(*both, "--json")
     result = json.loads(out)
-    assert result["overlap"] is False and result["picture"] is None and result["pose"] is None
+    assert code == 1 and result["overlap"]["found"] is False and result["picture"] == str(tmp_path / "o.png")
+    assert "do not seem" in result["overlap"]["summary"]
 
 
 def test_bad_photos_are_one_clear_line(photos, tmp_path, run):
@@ -133,7 +136,7 @@ def test_bad_photos_are_one_clear_line(photos, tmp_path, run):
         (["--detector", "sift@colour=1"], "options of the detector 'sift': expected some of"),
         (["--estimator", "lmeds"], "estimator: expected one of poselib, ransac, magsac"),
         (["--k0", ""], "--k0: expected fx,fy,cx,cy"),
-        (["--threshold", "inf"], "--threshold: expected a positive"),
+        (["--pose-threshold", "inf"], "--pose-threshold: expected a positive"),
         (["--images", "."], "--images: expected together with --pairs"),
         (["--pairs", "list.txt"], "photos: expected either photos or --pairs, got both (2 photos)"),
         (["--save", "a.txt"], "--save: expected a file that ends in .npz or .csv, got 'a.txt'"),
@@ -141,7 +144,7 @@ def test_bad_photos_are_one_clear_line(photos, tmp_path, run):
         (["-o", "no/such/folder/a.png"], "folder no/such/folder does not exist"),
         (["-o", "a.nonsense"], "expected a picture file"),
         (["-o", "a"], "expected a picture file"),
-        (["--threshold", "0"], "--threshold: expected a positive"),
+        (["--pose-threshold", "0"], "--pose-threshold: expected a positive"),
         (["--confidence", "1"], "--confidence: expected a probability above 0 and below 1"),
     ],
 )
@@ -155,8 +158,8 @@ def test_a_picture_that_cannot_be_written_is_found_before_the_work(photos, run, 
     def worked(*_, **__):
         raise AssertionError("worked")
 
-    monkeypatch.setattr("ananet.twoview.matcher.match_photos", worked)
-    monkeypatch.setattr("ananet.io.images.read_image", worked)
+    monkeypatch.setattr("ananet.twoview.matcher.PhotoMatcher", worked)
+    monkeypatch.setattr("ananet.io.images.as_photo", worked)
     monkeypatch.setattr("ananet.pruners.load", worked)
     start = time.process_time()
     code, _, err = run("match", photos / "a.jpg", photos / "b.jpg", "--save", "matches.xyz")
@@ -196,7 +199,7 @@ def test_matches_are_saved_as_arrays(photos, tmp_path, run):
 def test_motions_are_told_drawn_and_saved(photos, tmp_path, run):
     both = ("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", "--motions", *FAST)
     code, out, _ = run(*both)
-    assert code == 0 and "motions    one motion: " in out and "a colour and a shape for each motion" in out
+    assert code == 0 and "motions    one motion: " in out
     code, out, _ = run(*both, "--save", tmp_path / "m.npz", "--json")
     result = json.loads(out)
     assert code == 0 and result["motions"]["count"] == 1 and result["milliseconds"]["motions"] > 0
@@ -236,7 +239,7 @@ def test_another_matcher(photos, tmp_path, run, monkeypatch):
     both = ("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", "--matcher")
     code, out, _ = run(*both, "one-to-one", "--save", tmp_path / "m.csv", "--json")
     result = json.loads(out)
-    assert code == 0 and result["overlap"] and result["matches"] < result["keypoints"][0]
+    assert code == 0 and result["overlap"]["found"] and result["matches"] < result["photos"][0]["keypoints"]
     assert result["pruner"] == "ananet", "there is nothing beside coordinates"
     table = np.genfromtxt(tmp_path / "m.csv", delimiter=",", names=True)
     assert np.isnan(table["ratio"]).all() and np.isnan(table["mutual"]).all() and table["kept"].sum() == result["kept"]
@@ -248,13 +251,10 @@ def test_another_matcher(photos, tmp_path, run, monkeypatch):
         assert code == 2 and message in err
 
 
-def test_matches_never_replace_photos_and_are_not_saved_without_overlap(photos, tmp_path, run):
+def test_matches_never_replace_photos(photos, tmp_path, run):
     (tmp_path / "a.csv").write_bytes((photos / "a.jpg").read_bytes())
     code, _, err = run("match", tmp_path / "a.csv", photos / "b.jpg", "--save", tmp_path / "a.csv")
     assert code == 2 and "--save: " in err and "is an input and would be overwritten" in err
-    both = ("match", photos / "a.jpg", photos / "other.jpg", "-o", tmp_path / "o.png", "--save", tmp_path / "m.npz")
-    code, out, _ = run(*both, "--json", *FAST)
-    assert code == 1 and json.loads(out)["saved"] is None
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
@@ -349,14 +349,15 @@ def test_a_list_of_pairs(photos, tmp_path, run):
     lines = out.splitlines()
     assert code == 2 and len(lines) == 4
     assert f"{tmp_path / 'out' / 'a-b.png'}" in lines[0] and "kept" in lines[0]
-    assert lines[1].endswith("no overlap")
+    assert "  no overlap, " in lines[1]
     assert "none.jpg: no such file" in lines[2] and "text.jpg: not an image" in lines[3]
     assert err == "of 4 pairs, 1 do not seem to show the same scene and 2 could not be used\n"
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a-b.png"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a-b.png", "a-other.png"]
     code, out, _ = run(*many, "--json")
     results = json.loads(out)
     assert code == 2 and [result["error"] is None for result in results] == [True, True, False, False]
-    assert results[1]["overlap"] is False and results[0]["photos"] == [str(photos / "a.jpg"), str(photos / "b.jpg")]
+    assert results[1]["overlap"]["found"] is False
+    assert [photo["name"] for photo in results[0]["photos"]] == [str(photos / "a.jpg"), str(photos / "b.jpg")]
     pairs.write_text("a.jpg b.jpg\na.jpg other.jpg\n")
     assert run(*many)[0] == 1
     pairs.write_text("a.jpg b.jpg\n")
@@ -380,48 +381,6 @@ def test_wrong_lists_and_folders(photos, tmp_path, run):
         assert code == 2 and message in err and err.count("\n") == 1, err
     code, _, err = run("match", photos / "a.jpg")
     assert code == 2 and "photos: expected two or more, or --pairs LIST, got 1" in err
-
-
-def test_photos_are_forgotten_after_their_last_pair(photos):
-    from collections import Counter
-
-    from ananet.cli.match import Photos
-    from ananet.errors import InputError
-    from ananet.features import load_detector
-
-    a, none = photos / "a.jpg", photos / "none.jpg"
-    kept = Photos(load_detector("orb", max_keypoints=100), True, Counter({a: 2, none: 2}))
-    first, milliseconds = kept.take(a)
-    again, no_time = kept.take(a)
-    assert first is again and milliseconds > 0 == no_time
-    for _ in range(2):
-        with pytest.raises(InputError, match="no such file"):
-            kept.take(none)
-    assert not kept._kept
-    assert first.panel.pixels.shape == (640, 948, 3), "the photo itself is not kept"
-
-
-def test_photos_are_read_ahead_once(photos, monkeypatch):
-    from collections import Counter
-
-    from ananet.cli.match import Pair, Photos
-    from ananet.errors import InputError
-    from ananet.features import load_detector
-
-    a, none = photos / "a.jpg", photos / "none.jpg"
-    kept = Photos(load_detector("orb", max_keypoints=100), True, Counter({a: 2, none: 1}))
-    read = []
-    monkeypatch.setattr(
-        Photos, "_read", lambda self, path, before=Photos._read: read.append(path) or before(self, path)
-    )
-    for _ in range(2):
-        kept.start(Pair(a, none, a, None))
-    first, milliseconds = kept.take(a)
-    kept.start(Pair(a, none, a, None))
-    with pytest.raises(InputError, match="no such file"):
-        kept.take(none)
-    assert kept.take(a)[0] is first and milliseconds > 0
-    assert read == [a, none] and not kept._kept and not kept._started
 
 
 def test_a_match_imports_nothing_slow_in_vain(photos, tmp_path):
@@ -466,3 +425,35 @@ def test_a_failed_start_makes_no_folder(photos, tmp_path, run):
     three = (photos / "a.jpg", photos / "b.jpg", photos / "a.jpg")
     code, _, err = run("match", *three, "-o", tmp_path / "pictures", "--pruner", "nonsense")
     assert code == 2 and "pruner: expected one of" in err and not (tmp_path / "pictures").exists()
+
+
+def test_the_threshold_is_a_probability(photos, tmp_path, run):
+    both = ("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", "--json", "--max-keypoints", 500)
+    kept = {}
+    for threshold in (0.1, 0.5, 0.9):
+        result = json.loads(run(*both, "--threshold", threshold)[1])
+        kept[threshold] = result["kept"]
+        assert result["threshold"] == pytest.approx(threshold)
+    assert kept[0.1] > kept[0.5] > kept[0.9]
+    for arguments, message in (
+        (("--threshold", 2), "--threshold: expected"),
+        (("--threshold", 0.9, "--pruner", "ratio"), "threshold: a probability, which only networks have, not ratio"),
+        (("--pose-threshold", -1), "--pose-threshold: expected a positive number of pixels, got -1"),
+    ):
+        code, _, err = run(*both, *arguments)
+        assert code == 2 and message in err
+
+
+def test_large_photos_are_scaled_down(photos, tmp_path, run):
+    both = ("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", "--save", tmp_path / "m.npz", *FAST)
+    assert run(*both)[0] == 0
+    whole = np.load(tmp_path / "m.npz")["points0"]
+    for side, same in (("none", True), (5000, True), (370, False)):
+        code, out, _ = run(*both, "--longest-side", side, "--json")
+        result, points = json.loads(out), np.load(tmp_path / "m.npz")["points0"]
+        assert code == 0 and (result["photos"][0]["width"], result["photos"][0]["height"]) == (741, 500)
+        assert np.array_equal(points, whole) == same
+        # In the photo's own pixels.
+        assert points[:, 0].max() > 600
+    code, _, err = run(*both, "--longest-side", "much")
+    assert code == 2 and "--longest-side: expected a number of pixels or none, got 'much'" in err

@@ -16,13 +16,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 import ananet
-from ananet.cli.arguments import read_camera
 from ananet.datasets.sources import open_source
 from ananet.features import load_detector
 from ananet.integrations.colmap import match_database, prune_database
 from ananet.integrations.hloc import prune_matches
 from ananet.io.images import exif_focal, read_image
 from ananet.io.npz import read_matches
+from ananet.twoview.cameras import read_camera
 from tests.conftest import make_problem
 from tests.datasets.formats.test_fuzz import BINARY, FORMATS, HDF5, TEXT, Format
 from tests.fuzz.campaign import TARGETS, Case

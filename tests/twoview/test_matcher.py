@@ -3,9 +3,11 @@
 import cv2
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import ananet
-from ananet import InputError, match_photos
+from ananet import InputError, PhotoMatcher, match_photos
 from ananet.cli.demo import motorcycle, rotation
 from ananet.estimators import load_estimator
 from ananet.features import Detector, load_detector, match
@@ -45,9 +47,7 @@ def test_it_is_what_its_steps_give_one_by_one(pair, found):
 
 
 def test_refinement(pair, found):
-    again = match_photos(
-        found.features0, found.features1, K0=pair.K0, K1=pair.K1, refine=True, photos=(pair.image0, pair.image1)
-    )
+    again = match_photos(pair.image0, pair.image1, K0=pair.K0, K1=pair.K1, refine=True)
     refined = again.refined
     assert refined is not None and len(refined.aligned) == again.kept.mask.sum() and refined.aligned.mean() > 0.7
     moved = (again.matches.points1 - found.matches.points1).norm(dim=1).numpy()
@@ -85,9 +85,10 @@ def test_without_cameras_there_is_no_pose(pair):
     assert "pose" not in found.milliseconds
 
 
-def test_without_overlap_there_is_no_pose(pair):
-    found = match_photos(pair.image0, photo(640, 480), pruner="ratio", K0=pair.K0, K1=pair.K0)
-    assert not found.overlap.found and found.pose is None
+def test_without_overlap_a_pose_is_not_to_be_trusted(pair):
+    found = match_photos(pair.image0, photo(640, 480), pruner="all", K0=pair.K0, K1=pair.K0)
+    assert not found.overlap.found and found.pose is not None and "no overlap" in repr(found)
+    assert "do not seem to show the same scene" in found.overlap.summary and "Do not trust this" in found.pose_summary
 
 
 def test_a_photo_without_keypoints_is_named(pair, tmp_path):
@@ -157,13 +158,18 @@ def test_wrong_arguments_are_named(pair, tmp_path):
         ({"pruner": "nonsense"}, "pruner: expected one of"),
         ({"estimator": "lmeds"}, "estimator: expected one of"),
         ({"device": "toaster"}, "device: expected"),
+        ({"detector": None}, "detector: expected a name or a Detector, got None"),
+        ({"detector": 3}, "detector: expected a name or a Detector, got 3"),
+        ({"estimator": None}, "estimator: expected a name or a Estimator, got None"),
+        ({"threshold": 0.9, "pruner": ananet.load("ratio")}, "threshold: expected together with the name of a pruner"),
+        ({"longest_side": 0}, "longest_side: expected a whole number of at least 32, got 0"),
         ({"K0": pair.K0, "pruner": "ratio"}, "K0 and K1: expected both or neither, K1 is missing"),
     ):
         with pytest.raises(InputError, match=message):
             match_photos(*images, **arguments)
     with pytest.raises(InputError, match="none.jpg: no such file"):
         match_photos(tmp_path / "none.jpg", pair.image1, pruner="ratio")
-    with pytest.raises(InputError, match="image: expected a uint8 array"):
+    with pytest.raises(InputError, match="image1: expected a file path, a numpy array, .* got NoneType"):
         match_photos(pair.image0, None, pruner="ratio")
 
 
@@ -181,3 +187,90 @@ def test_threads_change_nothing(pair, found):
 def test_of_two_wrong_photos_the_first_is_named(tmp_path):
     with pytest.raises(InputError, match=r"a\.png: no such file"):
         match_photos(tmp_path / "a.png", tmp_path / "b.png", device="cpu")
+
+
+def test_photos_of_many_pairs_are_prepared_once(pair, tmp_path, monkeypatch):
+    for name, image in (("a.png", pair.image0), ("b.png", pair.image1), ("c.png", pair.image0)):
+        cv2.imwrite(str(tmp_path / name), image)
+    a, b, c, none = (tmp_path / f"{name}.png" for name in ("a", "b", "c", "none"))
+    for threads in (1, 2):
+        matcher = PhotoMatcher(detector="orb@max_keypoints=300", pruner="ratio")
+        matcher.detector.threads = threads
+        prepared = []
+
+        def prepare(image, name, before=matcher.prepare, prepared=prepared):
+            prepared.append(image)
+            return before(image, name)
+
+        monkeypatch.setattr(matcher, "prepare", prepare)
+        found = list(matcher.match_pairs([(a, b), (a, c), (none, a), (b, c)]))
+        assert sorted(prepared) == [a, b, c, none]
+        assert [isinstance(one, InputError) for one in found] == [False, False, True, False]
+        assert found[0].names == (str(a), str(b)) and "none.png: no such file" in str(found[2])
+        alone = match_photos(a, b, detector="orb@max_keypoints=300", pruner="ratio")
+        np.testing.assert_array_equal(found[0].kept.mask, alone.kept.mask)
+    assert found[0].milliseconds["detect"] > 0
+
+
+def test_a_prepared_photo_serves_several_pairs(pair):
+    matcher = PhotoMatcher(detector="orb@max_keypoints=300", pruner="ratio")
+    first = matcher.prepare(pair.image0, "left")
+    found = matcher(first, pair.image1)
+    assert found.names == ("left", "image1") and found.panels[0] is first.panel
+    assert first.panel.pixels.shape == (640, 948, 3), "the photo itself is not kept"
+
+
+def test_scaled_photos_give_the_same_pose_in_their_own_pixels(pair):
+    large = [cv2.resize(image, None, fx=3, fy=3, interpolation=cv2.INTER_CUBIC) for image in (pair.image0, pair.image1)]
+    scaling = np.array([[3.0, 0, 1], [0, 3, 1], [0, 0, 1]])
+    small = match_photos(pair.image0, pair.image1, pruner="ratio", K0=pair.K0, K1=pair.K1)
+    found = match_photos(
+        *large, pruner="ratio", K0=scaling @ pair.K0, K1=scaling @ pair.K1, longest_side=741, refine=True, motions=True
+    )
+    assert found.features0.image_size == found.matches.image_size0 == (2223, 1500)
+    np.testing.assert_allclose(found.matches.K0, scaling @ pair.K0, rtol=1e-4)
+    angle = np.degrees(np.arccos(np.clip((np.trace(found.pose.R @ small.pose.R.T) - 1) / 2, -1, 1)))
+    assert angle < 2 and found.overlap.found and len(found.motions) == 1
+    ratio = np.median(found.matches.keypoint_sizes0) / np.median(small.matches.keypoint_sizes0)
+    assert ratio == pytest.approx(3, rel=0.1) and np.asarray(found.matches.points0)[:, 0].max() > 2000
+    first = np.asarray(found.matches.indices)[:, 0]
+    np.testing.assert_allclose(found.features0.points[first], found.matches.points0, atol=1e-3)
+
+
+def test_photos_of_every_kind_give_the_same_matches(pair, tmp_path):
+    images = (pair.image0, pair.image1)
+    cv2.imwrite(str(tmp_path / "a.png"), pair.image0)
+    rgb = [torch.from_numpy(image[..., ::-1].copy()).permute(2, 0, 1) for image in images]
+    kinds = {
+        "uint16": [image.astype(np.uint16) * 257 for image in images],
+        "float": [image / 255 for image in images],
+        "pillow": [Image.fromarray(image[..., ::-1].copy()) for image in images],
+        "tensor": [image.float() / 255 for image in rgb],
+        "bytes": rgb,
+        "file": [tmp_path / "a.png", pair.image1],
+    }
+    options = {"detector": "sift@max_keypoints=500", "pruner": "ratio", "K0": pair.K0, "K1": pair.K1}
+    expected = match_photos(*images, **options)
+    for name, given in kinds.items():
+        found = match_photos(*given, **options)
+        np.testing.assert_array_equal(np.asarray(found.matches.points1), np.asarray(expected.matches.points1), name)
+        np.testing.assert_array_equal(np.asarray(found.kept.mask), expected.kept.mask, name)
+        tensors = isinstance(given[0], torch.Tensor)
+        assert isinstance(found.kept.mask, torch.Tensor) == tensors
+    grey = match_photos(pair.image0[..., 0], pair.image1[..., :1], **options)
+    assert grey.overlap.found
+
+
+def test_focal_lengths_from_exif_are_used(pair, tmp_path):
+    for name, image, focal in (("a.jpg", pair.image0, 48), ("b.jpg", pair.image1, 70)):
+        exif = Image.Exif()
+        exif.get_ifd(0x8769)[0xA405] = focal
+        Image.fromarray(image[..., ::-1].copy()).save(tmp_path / name, exif=exif, quality=95)
+    both = tmp_path / "a.jpg", tmp_path / "b.jpg"
+    found = match_photos(*both, pruner="ratio")
+    assert found.cameras.source == "exif" and found.pose is not None
+    np.testing.assert_array_equal(found.pose.R, match_photos(*both, pruner="ratio").pose.R)
+    opened = match_photos(*(Image.open(path) for path in both), pruner="ratio")
+    assert opened.cameras.to_dict() == found.cameras.to_dict()
+    assert match_photos(*both, pruner="ratio", use_exif=False).cameras.source is None
+    assert match_photos(*both, pruner="ratio", focal=900).cameras.K0[0, 0] == 900

@@ -5,10 +5,10 @@ import torch
 from ananet.cli.demo import motorcycle
 from ananet.core import geometry
 from ananet.pruners import load
-from ananet.twoview.matcher import match_photos
+from ananet.twoview import Cameras, match_photos
 from ananet.web.answers import matched_answer, pose_in_words, pruned_answer, score_of
 from ananet.web.limits import Limits
-from ananet.web.uploads import Cameras, read_photo
+from ananet.web.uploads import read_photo
 from tests.photos import photo
 from tests.web.conftest import encoded
 

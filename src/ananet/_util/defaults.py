@@ -12,6 +12,8 @@ REPORTED_ESTIMATORS = ("ransac", ESTIMATOR)
 MAX_KEYPOINTS = 2000
 # Larger photos are scaled down to this before keypoints are detected (docs/keypoints.md says what was measured).
 LONGEST_SIDE = 1600
+# Files that matches of two photos can be saved in.
+MATCH_FILES = (".npz", ".csv")
 # The paper's label: a match is right below this squared symmetric epipolar distance, on calibrated points.
 INLIER_DISTANCE = 1e-4
 # Mutual matches below this ratio of descriptor distances are called distinctive; in most photos most of them are right.

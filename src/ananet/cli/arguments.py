@@ -6,10 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ananet._util.checks import check_positive
-from ananet._util.defaults import DETECTOR, MAX_KEYPOINTS, PRUNER
+from ananet._util.defaults import DETECTOR, LONGEST_SIDE, MAX_KEYPOINTS, PRUNER
 from ananet.errors import InputError
 
 
@@ -43,28 +41,6 @@ def numbers(name: str, text: str, kind: type[int] | type[float], expected: str) 
     return found
 
 
-def read_camera(name: str, text: str) -> np.ndarray:
-    """A camera matrix from `fx,fy,cx,cy`, or from a text file that holds these four or all nine numbers."""
-    from ananet.core.cameras import camera_matrix
-
-    source = Path(text)
-    if text and source.is_file():
-        try:
-            text = source.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise InputError(f"{name}: expected a text file with 4 or 9 numbers, got {source}") from None
-    try:
-        found = [float(number) for number in text.replace(",", " ").split()]
-    except ValueError:
-        found = []
-    if len(found) == 9:
-        return np.array(found).reshape(3, 3)
-    if len(found) == 4:
-        return camera_matrix(*found)
-    given = str(source) if source.is_file() else repr(text)
-    raise InputError(f"{name}: expected fx,fy,cx,cy or a text file with 4 or 9 numbers, got {given}")
-
-
 def add_cameras(parser: argparse.ArgumentParser, title: str, description: str) -> Any:
     """Options for the cameras of two photos; returns their group."""
     group = parser.add_argument_group(title, description)
@@ -75,7 +51,7 @@ def add_cameras(parser: argparse.ArgumentParser, title: str, description: str) -
 
 
 def check_cameras(arguments: argparse.Namespace) -> None:
-    """Raises where the options for cameras contradict each other: before the work starts."""
+    """Raise if the options for cameras contradict each other, before any work is done."""
     if arguments.focal is not None:
         if arguments.k0 is not None or arguments.k1 is not None:
             raise InputError("--focal: expected either --focal or --k0 and --k1, got both")
@@ -84,20 +60,43 @@ def check_cameras(arguments: argparse.Namespace) -> None:
         raise InputError("--k1: expected together with --k0, got it alone")
 
 
-def read_cameras(
-    arguments: argparse.Namespace, image0: np.ndarray, image1: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
-    """Camera matrices of two photos, or none."""
-    from ananet.core.cameras import centred_camera
+def read_cameras(arguments: argparse.Namespace) -> dict[str, Any]:
+    """K0, K1 and focal as `match_photos` takes them; the second camera is the first unless it is given."""
+    from ananet.twoview.cameras import read_camera
 
-    if arguments.focal is not None:
-        sizes = ((image.shape[1], image.shape[0]) for image in (image0, image1))
-        first, second = (centred_camera(arguments.focal, size) for size in sizes)
-        return first, second
-    if arguments.k0 is None:
-        return None, None
-    K0 = read_camera("--k0", arguments.k0)
-    return K0, K0 if arguments.k1 is None else read_camera("--k1", arguments.k1)
+    K0 = None if arguments.k0 is None else read_camera("--k0", arguments.k0)
+    K1 = K0 if arguments.k1 is None else read_camera("--k1", arguments.k1)
+    return {"K0": K0, "K1": K1, "focal": arguments.focal}
+
+
+def add_longest_side(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--longest-side",
+        metavar="N",
+        help="larger photos are scaled down to this many pixels before keypoints are detected; none for full size; "
+        f"points come back in the photo's own pixels (default: {LONGEST_SIDE})",
+    )
+
+
+def read_longest_side(arguments: argparse.Namespace) -> dict[str, int | None]:
+    """The option as `load_detector` takes it; nothing if it was not given."""
+    text: str | None = arguments.longest_side
+    if text is None:
+        return {}
+    if text.lower() == "none":
+        return {"longest_side": None}
+    if not text.isdecimal():
+        raise InputError(f"--longest-side: expected a number of pixels or none, got {text!r}")
+    return {"longest_side": int(text)}
+
+
+def add_threshold(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        metavar="P",
+        help="probability of being right above which a network keeps a match (default: 0.5)",
+    )
 
 
 def add_detector(parser: argparse.ArgumentParser, several: bool = False) -> None:

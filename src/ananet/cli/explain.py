@@ -80,8 +80,14 @@ def run(arguments: argparse.Namespace) -> int:
     detector = load_detector(detector_name(arguments), device=arguments.device, max_keypoints=arguments.max_keypoints)
     pruners = [load(name, device=arguments.device) for name in arguments.pruner.split(",")]
     image0, image1 = read_image(arguments.image0), read_image(arguments.image1)
-    K0, K1 = read_cameras(arguments, image0, image1)
-    found = match_photos(arguments.image0, arguments.image1, detector=detector, pruner=pruners[0], K0=K0, K1=K1)
+    found = match_photos(
+        arguments.image0,
+        arguments.image1,
+        detector=detector,
+        pruner=pruners[0],
+        use_exif=False,
+        **read_cameras(arguments),
+    )
     matches = found.matches
     inlier = _labels(pose, matches)
     arguments.output.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ PLANE_RESOLUTION, PLANE_UNIT, PIXELS_X, PIXELS_Y = 0xA20E, 0xA210, 0xA002, 0xA00
 UNITS = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
 # Focal lengths over the longest side outside this range are treated as wrong EXIF data.
 MIN_FOCAL, MAX_FOCAL = 0.1, 100.0
-HEADERS = {b"\xff\xd8\xff": JpegImageFile, b"\x89PNG": PngImageFile, b"RIFF": WebPImageFile}
+HEADERS: dict[bytes, Any] = {b"\xff\xd8\xff": JpegImageFile, b"\x89PNG": PngImageFile, b"RIFF": WebPImageFile}
 HEADERS |= dict.fromkeys((b"II*\0", b"MM\0*"), TiffImageFile)
 HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 # JPEG alone can be decoded at a fraction of its size; other formats take 3 bytes per pixel.
@@ -161,11 +161,10 @@ def _decode(
         if data.startswith(b"\xff\xd8"):
             factor = max((n for n in REDUCED if max(stored) >= n * longest_side), default=1)
         elif math.prod(stored) > MAX_PIXELS:
-            raise InputError(
-                f"{name}: expected at most {MAX_PIXELS:,} pixels unless it is a JPEG file, got {stored[0]} x {stored[1]}"
-            )
+            size = f"{stored[0]} x {stored[1]}"
+            raise InputError(f"{name}: expected JPEG or at most {MAX_PIXELS:,} pixels, got {size}; convert it to JPEG")
     if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS:
-        image = _from_pillow(_open_heic(data, name), name)
+        image: Any = _from_pillow(_open_heic(data, name), name)
     else:
         flags = REDUCED.get(factor, cv2.IMREAD_COLOR) | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
         try:
@@ -184,7 +183,7 @@ def _decode(
 
 def _open_heic(data: bytes, name: str) -> Image.Image:
     try:
-        import pillow_heif
+        import pillow_heif  # type: ignore[import-not-found]
     except ImportError:
         raise InputError(
             f"{name}: HEIC photos need the package pillow-heif (pip install pillow-heif), or convert them to JPEG"

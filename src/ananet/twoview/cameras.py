@@ -53,7 +53,8 @@ def choose_cameras(
     if focal is not None:
         if K0 is not None or K1 is not None:
             raise InputError("focal: expected either focal or K0 and K1, got both")
-        check_positive("focal", focal, " of pixels")
+        if check_positive("focal", focal, " of pixels") >= MAX_PIXELS:
+            raise InputError(f"focal: expected a positive number of pixels below {MAX_PIXELS:g}, got {focal:g}")
     if K0 is not None and K1 is not None:
         return Cameras("given", _matrix("K0", K0), _matrix("K1", K1))
     if K0 is not None or K1 is not None:

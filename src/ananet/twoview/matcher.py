@@ -186,7 +186,7 @@ class PhotoMatcher:
                     if not uses[key]:
                         del photos[key]
                 try:
-                    yield self._match(*(future.result() for future in under_way), **cameras)
+                    yield self._match(under_way[0].result(), under_way[1].result(), **cameras)
                 except InputError as error:
                     yield error
 
@@ -372,7 +372,7 @@ def _check_keypoints(found: Features, name: str) -> Features:
     return found
 
 
-def _load(name: str, given: Any, kind: type[Loaded], load_by_name: Callable[[str], Loaded]) -> Loaded:
+def _load(name: str, given: Any, kind: Any, load_by_name: Callable[[str], Loaded]) -> Loaded:
     if isinstance(given, kind):
         return given
     if not isinstance(given, str):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ananet._util.defaults import MATCH_FILES
 from ananet.core.cameras import implausible
 from ananet.core.correspondences import PER_MATCH, Correspondences
 from ananet.errors import InputError
@@ -30,7 +31,6 @@ MIN_PARALLAX = 0.5
 MIN_COMPONENT = 0.35
 # Decimals in JSON.
 PIXEL_DIGITS, SCORE_DIGITS = 4, 6
-SAVED_AS = (".npz", ".csv")
 COLUMNS = ("x0", "y0", "x1", "y1", "kept", "score", "ratio", "mutual", "index0", "index1")
 
 
@@ -159,16 +159,14 @@ class PhotoMatches:
             "milliseconds": {step: round(taken, 1) for step, taken in self.milliseconds.items()},
         }
         if matches:
-            digits = {"ratio": SCORE_DIGITS, "scores": SCORE_DIGITS}
             arrays = self._arrays()
-            names = (*PER_MATCH, "mask", "motions")
-            result |= {
-                "motion_labels" if name == "motions" else name: _rounded(arrays.get(name), digits.get(name, PIXEL_DIGITS))
-                for name in names
-            }
+            arrays["motion_labels"] = arrays.pop("motions", None)
+            for name in (*PER_MATCH, "mask", "motion_labels"):
+                digits = SCORE_DIGITS if name in ("ratio", "scores") else PIXEL_DIGITS
+                result[name] = _rounded(arrays.get(name), digits)
         return result
 
-    def _arrays(self) -> dict[str, np.ndarray]:
+    def _arrays(self) -> dict[str, Any]:
         """Everything there is of the matches, by the names of an .npz file."""
         arrays = {
             name: _numpy(values)
@@ -189,8 +187,8 @@ class PhotoMatches:
     def save(self, path: str | Path) -> None:
         """Write the matches and the pruner's result: .npz with everything, or .csv with a row per match."""
         suffix = Path(path).suffix.lower()
-        if suffix not in SAVED_AS:
-            raise InputError(f"path: expected a file that ends in {' or '.join(SAVED_AS)}, got {str(path)!r}")
+        if suffix not in MATCH_FILES:
+            raise InputError(f"path: expected a file that ends in {' or '.join(MATCH_FILES)}, got {str(path)!r}")
         arrays = self._arrays()
         if suffix == ".npz":
             save_arrays(path, arrays)
@@ -221,7 +219,8 @@ class PhotoMatches:
         if panels[0] is None or panels[1] is None:
             raise InputError("images: expected both photos, since the matches were made from Features, got none")
         points0, points1 = self.matches.numpy_points()
-        caption = f"{self.pruner}: kept {self.count} of {len(self.matches)} {self.detector.partition('@')[0].upper()} matches"
+        detector = self.detector.partition("@")[0].upper()
+        caption = f"{self.pruner}: kept {self.count} of {len(self.matches)} {detector} matches"
         mask = _numpy(self.kept.mask)
         if self.motions is not None:
             caption += f", motions: {len(self.motions)}"

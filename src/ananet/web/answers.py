@@ -12,9 +12,9 @@ from ananet.core import geometry
 from ananet.core.conflicts import penalize_conflicts
 from ananet.estimators import estimate_fundamental
 from ananet.pruners import Pruned
-from ananet.twoview.matcher import PhotoMatches
+from ananet.twoview import Cameras, PhotoMatches
 from ananet.twoview.motions import group_motions
-from ananet.web.uploads import Cameras, Photo
+from ananet.web.uploads import Photo
 
 # Digits behind the point: a ten-thousandth of a pixel, and a millionth of a score.
 PIXEL_DIGITS, SCORE_DIGITS = 4, 6

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,11 @@ from typing import Any
 import cv2
 import numpy as np
 
-from ananet._util.checks import check_positive
-from ananet.core.cameras import camera_matrix, centred_camera
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.io.images import exif_focal, reduce, scan_jpeg
+from ananet.io.images import exif_focal, image_size, reduce
 from ananet.io.npz import OPTIONAL, REQUIRED, read_arrays
+from ananet.twoview.cameras import Cameras, choose_cameras, parse_camera
 from ananet.web.limits import Limits
 
 # What errors call an .npz file that has no name.
@@ -26,8 +23,6 @@ NPZ = Path("npz")
 NUMBERS_OF_A_MATCH, HEADERS_BYTES = 16, 65_536
 # A directory of hundreds of thousands of entries takes seconds to read.
 MAX_ENTRIES = 64
-# Of a focal length or a principal point: no camera has more, and single precision takes it.
-MAX_PIXELS = 1e9
 
 
 def matches_from_json(data: bytes, limits: Limits) -> tuple[Correspondences, str | None]:
@@ -118,80 +113,31 @@ def read_photo(name: str, data: bytes, limits: Limits) -> Photo:
 
 
 def photo_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height that the header of a JPEG, PNG or WebP file tells; None for anything else."""
-    try:
-        if data.startswith(b"\xff\xd8"):
-            size = scan_jpeg(io.BytesIO(data))[1]
-        elif data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
-            size = struct.unpack_from(">II", data, 16)
-        elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-            size = _webp_size(data)
-        else:
-            return None
-    except (struct.error, ValueError):
-        return None
-    return None if size is None or min(size) < 1 else size
-
-
-def _webp_size(data: bytes) -> tuple[int, int] | None:
-    """As the WebP container specification and RFC 6386 put it."""
-    kind = data[12:16]
-    if kind == b"VP8X":
-        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
-    if kind == b"VP8L" and data[20:21] == b"\x2f":
-        (bits,) = struct.unpack_from("<I", data, 21)
-        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    if kind == b"VP8 " and data[23:26] == b"\x9d\x01\x2a":
-        width, height = struct.unpack_from("<HH", data, 26)
-        return width & 0x3FFF, height & 0x3FFF
-    return None
-
-
-@dataclass(frozen=True, eq=False)
-class Cameras:
-    """Camera matrices of the photos that were sent, and where they come from: "given", "exif" or None."""
-
-    source: str | None = None
-    K0: np.ndarray | None = None
-    K1: np.ndarray | None = None
+    """Width and height from the header of a JPEG, PNG or WebP file; None for anything else."""
+    return image_size(data) if data[:3] in (b"\xff\xd8\xff", b"\x89PN", b"RIF") else None
 
 
 def read_cameras(fields: dict[str, str], photo0: Photo, photo1: Photo) -> Cameras:
-    """As asked for by K0 and K1 (fx,fy,cx,cy) or by focal, else as EXIF tells."""
-    given = {name: fields[name] for name in ("K0", "K1") if fields.get(name)}
-    focal = fields.get("focal")
-    if given:
-        if focal:
-            raise InputError("focal: expected either focal or K0 and K1, got both")
-        if len(given) < 2:
-            raise InputError(f"K0 and K1: expected both or neither, got {next(iter(given))} alone")
-        return Cameras("given", *(_camera(name, text) for name, text in given.items()))
-    if focal:
-        (pixels,) = _numbers("focal", focal, 1, "a number of pixels")
-        check_positive("focal", pixels, " of pixels")
-        return Cameras("given", *(centred_camera(pixels, photo.size) for photo in (photo0, photo1)))
-    if photo0.exif_focal is None or photo1.exif_focal is None:
-        return Cameras()
-    return Cameras(
-        "exif", centred_camera(photo0.exif_focal, photo0.size), centred_camera(photo1.exif_focal, photo1.size)
+    """As asked for by K0 and K1 (fx,fy,cx,cy) or by focal, else from EXIF."""
+    K0, K1 = (
+        parse_camera(name, fields[name], shown=repr(_shown(fields[name]))) if fields.get(name) else None
+        for name in ("K0", "K1")
     )
-
-
-def _camera(name: str, text: str) -> np.ndarray:
-    fx, fy, cx, cy = _numbers(name, text, 4, "fx,fy,cx,cy")
-    if fx <= 0 or fy <= 0:
-        raise InputError(f"{name}: expected positive focal lengths, got fx={fx:g}, fy={fy:g}")
-    return camera_matrix(fx, fy, cx, cy)
-
-
-def _numbers(name: str, text: str, count: int, expected: str) -> list[float]:
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if len(found) != count or not all(abs(value) < MAX_PIXELS for value in found):
-        raise InputError(f"{name}: expected {expected}, got {_shown(text)!r}")
-    return found
+    focal = None
+    if fields.get("focal"):
+        try:
+            focal = float(fields["focal"])
+        except ValueError:
+            raise InputError(f"focal: expected a number of pixels, got {_shown(fields['focal'])!r}") from None
+    return choose_cameras(
+        photo0.size,
+        photo1.size,
+        K0=K0,
+        K1=K1,
+        focal=focal,
+        exif_focal0=photo0.exif_focal,
+        exif_focal1=photo1.exif_focal,
+    )
 
 
 def _shown(text: Any) -> str:
