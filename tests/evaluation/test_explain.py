@@ -202,7 +202,7 @@ def test_what_cannot_be_done_is_found_before_the_work(world, tmp_path, capsys, m
         (["match", "a.jpg", "b.jpg"], "a.jpg: no such file"),
         (["match", "a.jpg", "b.jpg", "--save", "a.txt"], "--save: expected a file that ends in .npz or .csv"),
         (["match", "a.jpg", "b.jpg", "-o", "a.xyz"], "expected a picture file"),
-        (["match", "--pairs", "list.txt"], "--pairs: expected a text file"),
+        (["match", "--pairs", "list.txt"], "list.txt: no such file"),
         (["demo", "-o", "a.xyz"], "expected a picture file"),
     ],
 )
