@@ -186,9 +186,7 @@ def train_one(arguments: argparse.Namespace, name: str, seed: int) -> None:
 
 def print_tables(arguments: argparse.Namespace) -> None:
     # Photos and estimators are needed here alone.
-    from ananet.evaluation.pairs import MatchSettings
-    from ananet.evaluation.runner import evaluate
-    from ananet.evaluation.scoring import PoseSettings
+    from ananet.evaluation import evaluate
     from ananet.io.images import save_picture
 
     trained = {
@@ -206,11 +204,12 @@ def print_tables(arguments: argparse.Namespace) -> None:
     evaluations = {}
     for title, source, left_out in (("scenes", arguments.scenes, ()), ("multi", arguments.multi, WITHOUT_DESCRIPTORS)):
         if source is not None:
-            evaluations[title] = evaluate(
+            (evaluations[title],) = evaluate(
                 source,
                 [pruner for pruner in pruners if pruner not in left_out],
-                MatchSettings(limit=arguments.limit),
-                PoseSettings(estimators=("ransac", "poselib", "eight-point"), repeats=arguments.repeats),
+                estimators=("ransac", "poselib", "eight-point"),
+                repeats=arguments.repeats,
+                limit=arguments.limit,
                 prediction_folder=arguments.folder / "predictions" / title,
             )
     scenes = evaluations["scenes"]

@@ -12,9 +12,7 @@ import ananet
 from ananet.cli.main import main
 from ananet.datasets.sources import SOURCES, open_source
 from ananet.estimators import ESTIMATORS
-from ananet.evaluation.pairs import MatchSettings
-from ananet.evaluation.runner import evaluate
-from ananet.evaluation.scoring import PoseSettings
+from ananet.evaluation import evaluate
 from ananet.features import DETECTORS, MATCHERS
 from ananet.networks import NETWORKS, NetworkSettings, load_network
 from ananet.pruners import CLASSICAL, LearnedPruner
@@ -68,14 +66,8 @@ def test_the_toy_network_trains_and_comes_back(weights, toys):
 
 
 def test_everything_is_evaluated_in_worker_processes(problems, weights):
-    found = evaluate(
-        problems,
-        [str(weights), "every-other", "every-other@offset=1"],
-        MatchSettings(),
-        PoseSettings(("eight-point", "ransac")),
-        workers=1,
-        progress=False,
-    )
+    pruners = [str(weights), "every-other", "every-other@offset=1"]
+    (found,) = evaluate(problems, pruners, estimators=("eight-point", "ransac"), workers=1, progress=False)
     assert found.kind == "toy problems" and found.estimators == ("eight-point", "ransac")
     assert found.scores["every-other"].column("kept").tolist() == [50.0] * 6
     assert found.pruners["weights"].network["name"] == "toy"

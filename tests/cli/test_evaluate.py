@@ -76,7 +76,7 @@ def test_motions_of_labelled_matches(tmp_path, run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--detector", "sift,sift"], "--detector: expected different ones, got sift,sift"),
+        (["--detector", "sift,sift"], "detectors: expected different ones, got sift, sift"),
         (["--detector", "sift,surf"], "detector: expected one of sift, orb, aliked"),
         (
             ["--detector", "aliked,disk", "--detector-weights", "a.pth"],

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ananet.evaluation.pairs import MatchSettings
-from ananet.evaluation.runner import Evaluation, evaluate
+from ananet.evaluation import Evaluation, evaluate
 from ananet.networks import ANANet, ANANetSettings, save_network
 
 SIZE = (320, 240)
@@ -81,5 +80,5 @@ def evaluation(world, tmp_path_factory) -> Evaluation:
     save_network(folder / "first.safetensors", ANANet(ANANetSettings(blocks=1, width=32, heads=2, second_order=False)))
     save_network(folder / "second.safetensors", ANANet(ANANetSettings(blocks=1, width=32, heads=2, form="quadratic")))
     pruners = ["all", *(str(folder / f"{name}.safetensors") for name in ("first", "second"))]
-    settings = MatchSettings(max_keypoints=100)
-    return evaluate(world.folder, pruners, settings, neighbours=True, workers=1, device="cpu", progress=False)
+    options = {"max_keypoints": 100, "neighbours": True, "workers": 1, "device": "cpu", "progress": False}
+    return evaluate(world.folder, pruners, **options)[0]

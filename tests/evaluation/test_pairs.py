@@ -196,7 +196,8 @@ def test_the_device_reaches_detector_and_matcher(world, monkeypatch):
         monkeypatch.setattr(f"ananet.evaluation.pairs.{name}", noting(getattr(ananet.features, name)))
     settings = MatchSettings()
     assert asked == ["cpu", "cpu"], "to check them is nothing for a GPU"
-    open_pairs(open_source(world.folder), settings, device="cuda:1")
+    pairs = open_pairs(open_source(world.folder), settings, device="cuda:1")
+    assert pairs.detector and pairs.matcher
     assert asked[2:] == ["cuda:1", "cuda:1"]
 
 

@@ -41,7 +41,7 @@ def test_round_trip(stored):
     path, matches, answers = stored
     found = read_predictions(path)
     assert found.origin == ORIGIN and found.names == ["a", "b"] and found.versions == {"numpy": "2"}
-    for was, now in zip(answers, found.answers, strict=True):
+    for was, now in zip(answers, found.results, strict=True):
         assert (was.mask == now.mask).all() and (was.logits == now.logits).all()
     check_origin(path, found.origin, ORIGIN)
     store = PredictionStore(path.parent, {"tiny": ORIGIN}, 2)
@@ -100,8 +100,8 @@ def row(number: int, pruners: tuple[str, ...] = NAMES) -> tuple[str, str, dict[s
 def same(a: Predictions, b: Predictions) -> bool:
     return (
         (a.origin, a.names, a.fingerprints) == (b.origin, b.names, b.fingerprints)
-        and all((x.mask == y.mask).all() for x, y in zip(a.answers, b.answers, strict=True))
-        and all((x.logits == y.logits).all() for x, y in zip(a.answers, b.answers, strict=True))
+        and all((x.mask == y.mask).all() for x, y in zip(a.results, b.results, strict=True))
+        and all((x.logits == y.logits).all() for x, y in zip(a.results, b.results, strict=True))
     )
 
 
@@ -118,7 +118,7 @@ def test_predictions_are_kept_in_parts_and_joined_at_the_end(tmp_path):
     assert sorted(path.name for path in parts.parent.iterdir()) == ["quick.safetensors", "slow.safetensors"]
     found = read_predictions(parts.parent / "slow.safetensors")
     assert found.names == [f"pair{n}" for n in range(5)]
-    assert all((a.logits == answer("slow", n).logits).all() for n, a in enumerate(found.answers))
+    assert all((a.logits == answer("slow", n).logits).all() for n, a in enumerate(found.results))
 
 
 def test_a_stopped_evaluation_goes_on_and_gives_the_same_file(tmp_path):
@@ -247,5 +247,5 @@ def test_tensors_of_other_kinds_are_refused(stored, changed):
     with safe_open(stored[0], framework="pt") as file:
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     save_file(tensors | changed, stored[0], metadata)
-    with pytest.raises(InputError, match="contradicts itself|cannot be read"):
+    with pytest.raises(InputError, match="is inconsistent|cannot be read"):
         read_predictions(stored[0])

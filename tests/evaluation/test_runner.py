@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +14,15 @@ import torch
 from ananet import InputError
 from ananet.cli.main import main
 from ananet.datasets.sources import open_source
-from ananet.evaluation import runner
+from ananet.evaluation import evaluate, runner
 from ananet.evaluation.pairs import MatchSettings, open_pairs
 from ananet.evaluation.predictions import PredictionStore, fingerprint, read_predictions
-from ananet.evaluation.runner import choose_pruners, evaluate, scores_as_json
-from ananet.evaluation.scoring import PoseSettings
+from ananet.evaluation.reports import scores_as_json
+from ananet.evaluation.runner import choose_pruners
 from ananet.networks import ANANet, ANANetSettings, save_network
 
 SMALL = ("--max-keypoints", "300", "--device", "cpu")
+QUICK = {"max_keypoints": 100, "workers": 1, "progress": False}
 
 
 def run(capsys, *arguments):
@@ -71,13 +73,10 @@ def test_evaluate(world, tmp_path, capsys):
 
 
 def test_a_stopped_evaluation_goes_on_where_it_stopped(world, tmp_path, monkeypatch):
-    settings = MatchSettings(max_keypoints=100)
     pruners = ["mutual", str(world.weights)]
 
-    def run_once(folder, workers=1):
-        return evaluate(
-            world.folder, pruners, settings, prediction_folder=folder, device="cpu", workers=workers, progress=False
-        )
+    def run_once(folder):
+        return evaluate(world.folder, pruners, prediction_folder=folder, device="cpu", **QUICK)[0]
 
     whole = run_once(tmp_path / "whole")
     monkeypatch.setattr(runner, "PAIRS_AT_ONCE", 1)
@@ -102,7 +101,7 @@ def test_a_stopped_evaluation_goes_on_where_it_stopped(world, tmp_path, monkeypa
     for name in ("mutual", "tiny"):
         first, second = (read_predictions(tmp_path / f / f"{name}.safetensors") for f in ("whole", "parts"))
         assert (first.names, first.fingerprints, first.origin) == (second.names, second.fingerprints, second.origin)
-        for a, b in zip(first.answers, second.answers, strict=True):
+        for a, b in zip(first.results, second.results, strict=True):
             assert (a.mask == b.mask).all() and (a.logits == b.logits).all()
 
 
@@ -128,13 +127,13 @@ def test_a_killed_evaluation_goes_on_with_its_parts(world, tmp_path, capsys):
     assert status == 0, error
     found = read_predictions(tmp_path / "parts" / "mutual.safetensors")
     assert len(found) == 3 and found.names[0] == first.names[0]
-    assert (found.answers[0].mask == first.answers[0].mask).all()
+    assert (found.results[0].mask == first.results[0].mask).all()
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["all.safetensors", "mutual.safetensors"]
 
 
 def test_predictions_of_other_matches_are_refused(world, tmp_path):
     settings = MatchSettings(max_keypoints=100)
-    evaluate(world.folder, ["all"], settings, prediction_folder=tmp_path, workers=1, progress=False)
+    evaluate(world.folder, ["all"], prediction_folder=tmp_path, **QUICK)
     found = read_predictions(tmp_path / "all.safetensors")
     pairs = open_pairs(open_source(world.folder), settings)
     assert found.fingerprints == [fingerprint(pairs[n].matches) for n in range(3)]
@@ -147,24 +146,23 @@ def test_predictions_of_other_matches_are_refused(world, tmp_path):
             (other / "room" / "images" / f"{number}.png").symlink_to(world.folder / "room" / "images" / photo)
         (other / "room" / "pairs.txt").write_text((world.folder / "room" / "pairs.txt").read_text())
     with pytest.raises(InputError, match="all.safetensors is stale: other matches of room/0.png-1.png"):
-        evaluate(other, ["all"], settings, prediction_folder=tmp_path, workers=1, progress=False)
+        evaluate(other, "all", prediction_folder=tmp_path, **QUICK)
 
 
 def test_networks_on_another_device_prune_many_pairs_at_once(world, tmp_path, monkeypatch):
     """The road of a GPU, on a CPU: this process prunes, workers read and score."""
-    settings = MatchSettings(max_keypoints=100)
     pruners = ["ratio", str(world.weights)]
-    expected = evaluate(world.folder, pruners, settings, workers=1, device="cpu", progress=False)
+    (expected,) = evaluate(world.folder, pruners, device="cpu", **QUICK)
     monkeypatch.setattr(runner, "PAIRS_AT_ONCE", 2)
     monkeypatch.setattr(runner, "choose_device", lambda device: torch.device("meta"))
     real = runner.load
     monkeypatch.setattr(runner, "load", lambda given, device: real(given, device="cpu"))
-    found = evaluate(world.folder, pruners, settings, workers=1, prediction_folder=tmp_path, progress=False)
+    (found,) = evaluate(world.folder, pruners, prediction_folder=tmp_path, **QUICK)
     assert found.names == expected.names
     for name in ("ratio", "tiny"):
-        for a, b in zip(found.predictions[name].answers, expected.predictions[name].answers, strict=True):
+        for a, b in zip(found.predictions[name].results, expected.predictions[name].results, strict=True):
             np.testing.assert_allclose(a.logits, b.logits, atol=1e-4)
-    again = evaluate(world.folder, pruners, settings, workers=1, prediction_folder=tmp_path, progress=False)
+    (again,) = evaluate(world.folder, pruners, prediction_folder=tmp_path, **QUICK)
     assert again.reused == ("ratio", "tiny") and scores_as_json(again) == scores_as_json(found)
 
 
@@ -192,12 +190,24 @@ def test_an_evaluation_knows_its_matches(evaluation):
 def test_several_estimators_with_options_score_the_same_matches(world):
     pytest.importorskip("poselib")
     names = ("magsac", "poselib@loss=cauchy@loss_scale=0.25")
-    found = evaluate(
-        world.folder, ["mutual"], MatchSettings(max_keypoints=300), PoseSettings(names), workers=1, progress=False
-    )
+    options = {**QUICK, "max_keypoints": 300}
+    (found,) = evaluate(open_source(world.folder), "mutual", estimators=names, **options)
     assert found.estimators == names
     for name in names:
         assert found.scores["mutual"].pose_summary(name)["auc"][2] > 30
+
+
+def test_protocols_and_several_sources(world, tmp_path):
+    """One evaluation for each, with predictions in subfolders."""
+    shutil.copytree(world.folder, tmp_path / "again")
+    options = {**QUICK, "estimators": "eight-point", "limit": 1, "prediction_folder": tmp_path / "predictions"}
+    sources = [open_source(world.folder), tmp_path / "again"]
+    found = evaluate(sources, "mutual", protocol="yfcc", longest_side=300, **options)
+    assert [each.source for each in found] == ["scenes", "again"]
+    assert {path.name for path in (tmp_path / "predictions").glob("*/mutual.safetensors")} == {"mutual.safetensors"}
+    assert all(each.match_settings.longest_side == 300 and each.pose_settings.threshold == 1 for each in found)
+    with pytest.raises(InputError, match="protocol: expected one of plain, yfcc, sun3d, got 'megadepth'"):
+        evaluate(world.folder, protocol="megadepth")
 
 
 @pytest.mark.parametrize(
@@ -210,13 +220,13 @@ def test_several_estimators_with_options_score_the_same_matches(world):
             ["scenes", "--pruner", "all", "--estimator", "lmeds"],
             "estimator: expected one of poselib, ransac, magsac",
         ),
-        (["scenes", "--pruner", "all", "--threshold", "-1"], "threshold: expected a positive number"),
+        (["scenes", "--pruner", "all", "--pose-threshold", "-1"], "threshold: expected a positive number"),
         (["scenes", "--pruner", "ratio@threshold=-5"], "threshold: expected a ratio between 0 and 1, got -5"),
         (["scenes", "--pruner", "all", "--outlier-share", "1"], "outlier_share: expected a number from 0 to below 1"),
         (["scenes", "--pruner", "all", "--confidence", "1"], "confidence: expected a probability above 0 and below 1"),
-        (["scenes", "--pruner", "all", "--workers", "0"], "--workers: expected a whole number of at least 1"),
+        (["scenes", "--pruner", "all", "--workers", "0"], "workers: expected a whole number of at least 1"),
         (["scenes", "--pruner", "all", "--detector", "surf"], "detector: expected one of sift, orb, aliked"),
-        (["scenes", "scenes", "--pruner", "all"], "SOURCE: expected sources of different names"),
+        (["scenes", "scenes", "--pruner", "all"], "sources: expected different names, got scenes, scenes"),
         (["scenes", "--pruner", "all", "--scores", "no/folder.json"], "--scores: the folder no does not exist"),
     ],
 )
@@ -240,10 +250,10 @@ def test_an_error_in_a_worker_is_told_in_one_line(world, capsys, tmp_path):
 def test_reference_numbers(capsys):
     """An independent scorer's numbers for the validation scenes, and MULTI's first part."""
     data = Path(os.environ["ANANET_TEST_DATA"])
-    multi = evaluate(data / "multi" / "part-a", ["all", "gms"], progress=False)
+    (multi,) = evaluate(data / "multi" / "part-a", ["all", "gms"], progress=False)
     for name, f1 in (("all", 0.569), ("gms", 0.760)):
         assert multi.scores[name].matches_summary()["f1"] == pytest.approx(f1, abs=0.005)
-    scenes = evaluate(data / "val", ["all", "mutual", "ratio", "gms"], progress=False)
+    (scenes,) = evaluate(data / "val", ["all", "mutual", "ratio", "gms"], progress=False)
     for name, f1, auc in (
         ("all", 0.320, (20.9, 28.9, 36.9)),
         ("mutual", 0.491, (42.4, 53.8, 64.0)),

@@ -7,11 +7,11 @@ from ananet.core.metrics import PoseError
 from ananet.datasets.base import LabelledPair
 from ananet.evaluation.predictions import Prediction
 from ananet.evaluation.scoring import (
-    PROTOCOLS,
     PairScore,
     PoseSettings,
     PrunerScores,
     pose_error,
+    protocol_settings,
     score_pair,
 )
 from tests.conftest import make_problem
@@ -115,8 +115,8 @@ def test_settings_are_described():
     assert PoseSettings().describe("ransac") == described
     assert "confidence 0.999999999999," in PoseSettings(confidence=1 - 1e-12).describe("ransac")
     assert PoseSettings(repeats=5).describe("ransac").endswith(", mean of 5 runs")
-    assert PROTOCOLS["yfcc"].longest_side == 1600
-    assert "0.001 in calibrated coordinates, confidence 0.99" in PROTOCOLS["sun3d"].pose.describe("ransac")
+    assert protocol_settings("yfcc")[1] == 1600
+    assert "0.001 in calibrated coordinates, confidence 0.99" in protocol_settings("sun3d")[0].describe("ransac")
 
 
 def test_options_of_a_name_go_before_the_settings():

@@ -43,7 +43,7 @@ def test_networks_run_as_they_ship_or_as_they_are_trained(plain):
     trained = speed.Execution(torch.device("cpu"), plain=True).network(settings)
     with torch.inference_mode():
         torch.testing.assert_close(network(matches), trained(matches), atol=1e-4, rtol=1e-4)
-    assert ("plain network in float32" in speed.describe(execution)) == plain
+    assert ("plain network in float32" in execution.describe()) == plain
 
 
 def test_forms_of_context():
@@ -62,7 +62,7 @@ def test_timings_in_tables_and_json():
     assert [row["peak MiB"] for row in speed.details_table(found)[:2]] == ["-", "out of memory"]
     result = json.loads(json.dumps(speed.timings_as_json(found)))
     assert result["cubic"] == {"100": {"mean": 4, "median": 4, "runs": 5, "peak_mebibytes": None}, "200": None}
-    table = speed.table_2({"all": timing(1)}, timing(2))
+    table = speed.table_2({"all": timing(1), "Ref.": timing(2)})
     assert table[0] == {"Method": "runtimes (mean, ms)", "all": "1.00", "Ref.": "2.00"}
 
 

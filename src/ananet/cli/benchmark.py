@@ -1,4 +1,4 @@
-"""`ananet benchmark`: how fast pruners and networks are, and what memory they take."""
+"""`ananet benchmark`: time and memory of pruners and networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ananet._util.checks import check_whole_number
 from ananet.cli.arguments import add_json, numbers, print_json
 from ananet.errors import InputError
 
-# Far more than any machine has; torch takes larger numbers for something else.
+# torch misreads larger numbers.
 MAX_THREADS = 1024
 MAX_MATCHES = 10_000_000
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plain",
         action="store_true",
-        help="measure plain networks, without the faster inference of 'ananet.load'",
+        help="measure networks as trained, without the fast path of 'ananet.load'",
     )
     parser.add_argument(
         "--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="precision of plain networks"
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise InputError(f"--threads: expected at least 1 and at most {MAX_THREADS}, got {arguments.threads}")
         torch.set_num_threads(arguments.threads)
     if arguments.dtype != "float32" and not arguments.plain:
-        raise InputError("--dtype: expected together with --plain; the fast way chooses its own precision")
+        raise InputError("--dtype: expected together with --plain; the fast path chooses its own precision")
     execution = speed.Execution(device, arguments.plain, getattr(torch, arguments.dtype))
     whole_numbers = partial(numbers, kind=int, expected="whole numbers of at least 1 such as 2048,4096")
     lengths, batches = whole_numbers("--lengths", arguments.lengths), whole_numbers("--batch", arguments.batch)
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             print(f"measuring {what}", file=sys.stderr, flush=True)
 
-    machine = speed.describe(execution)
+    machine = execution.describe()
     result: dict[str, Any] = {"machine": machine, "matches": arguments.matches}
     parts = [f"{machine}; fresh random input for every run"]
 
@@ -100,10 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
         log("SIFT + NN")
         reference = speed.measure_reference(tuple(arguments.photos) if arguments.photos else None, effort)
         pruners = speed.measure_pruners(arguments.pruner.split(","), arguments.matches, effort, execution, log)
-        result["pruners"] = {name: asdict(timing) for name, timing in {**pruners, "Ref.": reference}.items()}
+        pruners["Ref."] = reference
+        result["pruners"] = {name: asdict(timing) for name, timing in pruners.items()}
         what = "two photos given" if arguments.photos else "texture of 1024 x 768"
         title = f"Table 2: inference time (ms), N = {arguments.matches}. Ref.: SIFT and NN, 2000 keypoints, {what}, CPU"
-        add(title, speed.table_2(pruners, reference))
+        add(title, speed.table_2(pruners))
     forms = speed.measure_forms(lengths, effort, execution, log)
     result["forms"] = speed.timings_as_json(forms)
     add("Table 5, right: extra time (ms) of each form, beside the network without", speed.forms_table(forms))

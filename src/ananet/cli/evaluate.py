@@ -1,13 +1,12 @@
-"""`ananet evaluate`: pruners on pairs with known truth."""
+"""`ananet evaluate`: score pruners on pairs with known truth."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ananet._util.checks import check_whole_number
 from ananet._util.defaults import REPORTED_ESTIMATORS
 from ananet.cli.arguments import (
     add_candidates,
@@ -22,9 +21,7 @@ from ananet.cli.arguments import (
 from ananet.errors import InputError
 
 if TYPE_CHECKING:
-    from ananet.evaluation.pairs import MatchSettings
     from ananet.evaluation.runner import Evaluation
-    from ananet.evaluation.scoring import PoseSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=",".join(REPORTED_ESTIMATORS),
         metavar="A,B,...",
         help="ransac, magsac, poselib, eight-point; NAME@option=value sets an option, such as "
-        "poselib@match_selection=all "
-        f"(default: {','.join(REPORTED_ESTIMATORS)})",
+        f"poselib@match_selection=all (default: {','.join(REPORTED_ESTIMATORS)})",
     )
     parser.add_argument(
         "--protocol",
@@ -58,19 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "0.99999. sun3d: 0.001 in calibrated coordinates, confidence 0.99 (default: plain)",
     )
     parser.add_argument(
-        "--threshold", type=float, metavar="T", help="inlier threshold of the estimator (default: the protocol's)"
+        "--pose-threshold", type=float, metavar="T", help="inlier threshold of the estimator (default: the protocol's)"
     )
     parser.add_argument(
-        "--confidence",
-        type=float,
-        metavar="C",
-        help="confidence at which the estimator stops (default: the protocol's)",
+        "--confidence", type=float, metavar="C", help="confidence of the estimator (default: the protocol's)"
     )
     parser.add_argument(
         "--repeats", type=int, default=1, metavar="N", help="estimate every pose N times and print means (default: 1)"
     )
     parser.add_argument(
-        "--longest-side", type=int, metavar="PX", help="longest side of the photos (default: the protocol's)"
+        "--longest-side", type=int, metavar="PX", help="scale photos to this longest side (default: the protocol's)"
     )
     add_detector(parser, several=True)
     add_candidates(parser)
@@ -84,10 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="remove wrong matches at random until at most this share of a pair is wrong",
     )
     parser.add_argument(
-        "--predictions",
-        type=Path,
-        metavar="DIR",
-        help="score the predictions stored here; compute missing ones and store them here",
+        "--predictions", type=Path, metavar="DIR", help="reuse predictions stored here; compute and store missing ones"
     )
     parser.add_argument("--scores", type=Path, metavar="FILE", help="write the scores of every pair as JSON")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots here")
@@ -111,26 +101,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    _check(arguments)
+    if arguments.scores is not None and not arguments.scores.parent.is_dir():
+        raise InputError(f"--scores: the folder {arguments.scores.parent} does not exist")
+    detectors = _detectors(arguments)
 
     from ananet._util.devices import choose_device
+    from ananet._util.plots import import_matplotlib
+    from ananet.datasets.sources import open_source
     from ananet.evaluation import reports
-    from ananet.evaluation.runner import write_scores
+    from ananet.evaluation.runner import evaluate
 
     choose_device(arguments.device)
     if arguments.motions:
         return _motions(arguments)
-    by_detector, pose_settings = _settings(arguments)
-    _check_sources(arguments)
-    evaluations = [
-        _evaluate(source, arguments, detector if len(by_detector) > 1 else None, match_settings, pose_settings)
-        for source in arguments.sources
-        for detector, match_settings in by_detector.items()
-    ]
+    if arguments.plots:
+        import_matplotlib()
+        arguments.plots.mkdir(parents=True, exist_ok=True)
+    sources = [open_source(path, image_folder=arguments.images) for path in arguments.sources]
+    for source in sources:
+        if arguments.table in reports.WITH_POSE and not source.has_poses:
+            raise InputError(f"--table: {arguments.table} needs poses, {source.path} has none; expected table 3")
+    evaluations = evaluate(
+        sources,
+        arguments.pruner.split(","),
+        estimators=arguments.estimator.split(","),
+        protocol=arguments.protocol,
+        pose_threshold=arguments.pose_threshold,
+        confidence=arguments.confidence,
+        repeats=arguments.repeats,
+        detectors=detectors,
+        max_keypoints=arguments.max_keypoints,
+        longest_side=arguments.longest_side,
+        candidates=arguments.candidates,
+        matcher=matcher_name(arguments),
+        limit=arguments.limit,
+        outlier_share=arguments.outlier_share,
+        prediction_folder=arguments.predictions,
+        neighbours=arguments.neighbours,
+        device=arguments.device,
+        workers=arguments.workers,
+        progress=sys.stderr.isatty(),
+    )
     if arguments.plots:
         _plot(arguments.plots, evaluations)
     if arguments.scores:
-        write_scores(arguments.scores, evaluations)
+        reports.write_scores(arguments.scores, evaluations)
     if arguments.json:
         print_json(reports.reports_as_json(evaluations, arguments.table))
     elif arguments.table:
@@ -140,21 +155,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    """What is wrong whatever the sources hold."""
-    if arguments.workers is not None:
-        check_whole_number("--workers", arguments.workers, 1)
-    if len({source.resolve().stem for source in arguments.sources}) < len(arguments.sources):
-        raise InputError("SOURCE: expected sources of different names, got one twice")
-    if arguments.scores is not None and not arguments.scores.parent.is_dir():
-        raise InputError(f"--scores: the folder {arguments.scores.parent} does not exist")
+def _detectors(arguments: argparse.Namespace) -> list[str]:
+    detectors: list[str] = arguments.detector.split(",")
+    if len(detectors) == 1:
+        return [detector_name(arguments)]
+    for option in ("detector_weights", "features", "matcher_weights"):
+        if getattr(arguments, option) is not None:
+            raise InputError(f"--detector: expected one with --{option.replace('_', '-')}, got several")
+    return detectors
 
 
 def _motions(arguments: argparse.Namespace) -> int:
     from ananet.evaluation.motions import evaluate_motions, motion_report, motion_rows
     from ananet.pruners import load
 
-    reports, results = [], []
+    reports: list[str] = []
+    results: list[dict[str, Any]] = []
     for source in arguments.sources:
         for name in arguments.pruner.split(","):
             pruner = load(name, device=arguments.device)
@@ -166,91 +182,6 @@ def _motions(arguments: argparse.Namespace) -> int:
     else:
         print("\n\n".join(reports))
     return 0
-
-
-def _settings(arguments: argparse.Namespace) -> tuple[dict[str, MatchSettings], PoseSettings]:
-    """The protocol's settings with what the arguments change; those of matches for each of the detectors."""
-    from dataclasses import replace
-
-    from ananet.evaluation.pairs import MatchSettings
-    from ananet.evaluation.scoring import PROTOCOLS
-
-    protocol = PROTOCOLS[arguments.protocol]
-    changes = {name: getattr(arguments, name) for name in ("threshold", "confidence")}
-    pose_settings = replace(
-        protocol.pose,
-        estimators=tuple(arguments.estimator.split(",")),
-        repeats=arguments.repeats,
-        **{name: value for name, value in changes.items() if value is not None},
-    )
-    detectors = arguments.detector.split(",")
-    if len(set(detectors)) < len(detectors):
-        raise InputError(f"--detector: expected different ones, got {arguments.detector}")
-    if len(detectors) == 1:
-        detectors = [detector_name(arguments)]
-    else:
-        for option in ("detector_weights", "features", "matcher_weights"):
-            if getattr(arguments, option) is not None:
-                raise InputError(f"--detector: expected one with --{option.replace('_', '-')}, got several")
-    return {
-        detector: MatchSettings(
-            detector,
-            arguments.max_keypoints,
-            arguments.longest_side if arguments.longest_side is not None else protocol.longest_side,
-            arguments.limit,
-            arguments.outlier_share,
-            arguments.candidates,
-            matcher_name(arguments),
-        )
-        for detector in detectors
-    }, pose_settings
-
-
-def _check_sources(arguments: argparse.Namespace) -> None:
-    """What is wrong with the sources, before the first of them takes its time."""
-    from ananet._util.plots import import_matplotlib
-    from ananet.datasets.sources import open_source
-    from ananet.evaluation import reports
-
-    if arguments.plots:
-        import_matplotlib()
-        arguments.plots.mkdir(parents=True, exist_ok=True)
-    for path in arguments.sources:
-        source = open_source(path, image_folder=arguments.images)
-        if arguments.table in reports.WITH_POSE and not source.has_poses:
-            raise InputError(f"--table: {arguments.table} needs poses, {path} has none; expected table 3")
-
-
-def _evaluate(
-    source: Path,
-    arguments: argparse.Namespace,
-    detector: str | None,
-    match_settings: MatchSettings,
-    pose_settings: PoseSettings,
-) -> Evaluation:
-    """One source; the detector's name is given where there are several, to tell their evaluations apart."""
-    from dataclasses import replace
-
-    from ananet.evaluation.runner import evaluate
-
-    folder: Path | None = arguments.predictions
-    if folder is not None and len(arguments.sources) > 1:
-        folder = folder / source.resolve().stem
-    if folder is not None and detector is not None:
-        folder = folder / detector
-    evaluation = evaluate(
-        source,
-        arguments.pruner.split(","),
-        match_settings,
-        pose_settings,
-        image_folder=arguments.images,
-        prediction_folder=folder,
-        neighbours=arguments.neighbours,
-        device=arguments.device,
-        workers=arguments.workers,
-        progress=sys.stderr.isatty(),
-    )
-    return evaluation if detector is None else replace(evaluation, source=f"{evaluation.source}-{detector}")
 
 
 def _plot(folder: Path, evaluations: list[Evaluation]) -> None:

@@ -1,7 +1,4 @@
-"""A look inside the network: features and attention, block by block.
-
-Networks say themselves what there is to see (`Network.block_features`, `Network.block_views`).
-"""
+"""Features and attention of a network, block by block (`Network.block_features`, `Network.block_views`)."""
 
 from __future__ import annotations
 
@@ -21,19 +18,19 @@ from ananet.networks.input import network_input
 
 # The k's of the paper's Fig. 7.
 NEIGHBOURS = (5, 10, 20, 40, 80)
-# Two matches are shown as far apart as this, as a share of the spread of all points.
+# Least distance of the two matches shown, as a share of the extent of all points.
 APART = 0.25
 
 
 @torch.no_grad()
 def block_features(network: Network, matches: Correspondences) -> list[Tensor]:
-    """[N x C] features that enter the first block, then those that leave each block; empty if a network has none."""
+    """[N x C] input of the first block, then the output of each block; empty if a network has none."""
     return [features[0] for features in network.block_features(_input(network, matches))]
 
 
 @torch.no_grad()
 def view_blocks(network: Network, matches: Correspondences) -> list[BlockView]:
-    """What every block attends to; empty if a network has no attention."""
+    """Attention and context of each block; empty if a network has no attention."""
     return network.block_views(_input(network, matches))
 
 
@@ -57,7 +54,7 @@ def inlier_neighbours(
 
 
 def two_apart(points: np.ndarray, logits: np.ndarray, candidates: np.ndarray) -> tuple[int, int]:
-    """The surest of the candidate matches, and the surest of those that lie far from it.
+    """The candidate with the highest logit, and the best one far from it.
 
     Args:
         points: [N x 2]; logits: [N]; candidates: indices, at least two.
@@ -74,11 +71,11 @@ def two_apart(points: np.ndarray, logits: np.ndarray, candidates: np.ndarray) ->
 
 @dataclass(frozen=True, eq=False)
 class SharedAttention:
-    """What two matches attend to most."""
+    """The matches that two of them attend to most."""
 
     pair: tuple[int, int]
     attended: tuple[np.ndarray, np.ndarray]
-    """Indices of the matches that each attends to most."""
+    """Indices for each of the two."""
 
     @property
     def shared(self) -> np.ndarray:
@@ -86,13 +83,7 @@ class SharedAttention:
 
 
 def shared_attention(attention: Tensor, pair: tuple[int, int], count: int) -> SharedAttention:
-    """The matches that two of them attend to most (Fig. 2).
-
-    Args:
-        attention: [N x N].
-        pair: the two matches.
-        count: how many of the most attended to take for each.
-    """
+    """The `count` matches that each of a pair attends to most, by [N x N] attention (Fig. 2)."""
     attention = attention.clone()
     attention[list(pair), list(pair)] = -1.0
     top = attention[list(pair)].topk(min(count, attention.shape[1] - 1), dim=1).indices.cpu().numpy()

@@ -1,4 +1,4 @@
-"""How well motions are told apart: on pairs with labelled motions, such as AdelaideRMF, and on synthetic problems."""
+"""Evaluation of motion grouping: on pairs with labelled motions, such as AdelaideRMF, and on synthetic problems."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ from ananet.twoview.motions import group_motions
 from ananet.twoview.motions.search import MIN_SUPPORT
 
 PERCENT = 100.0
-# In place of a folder.
+# Given instead of a folder.
 SYNTHETIC = "synthetic"
 BODIES, OUTLIER_SHARES = (1, 2, 3, 4, 5), (0.3, 0.5, 0.7, 0.8)
 PROBLEMS, MATCHES = 16, 600
-# Drawn at a time; those with other numbers of motions are left out.
-AT_ONCE = 32
+# Problems drawn at a time.
+BATCH = 32
+Problem = tuple[Correspondences, np.ndarray]
+"""Matches, and [N] their true motions, 0 for wrong ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class MotionScores:
-    """What was found in one pair, or in many of a kind, by every seed."""
+    """Scores of one or several problems over all seeds."""
 
     name: str
     true: float
-    """Motions that there are, of at least 8 matches."""
+    """Mean number of true motions of at least 8 matches."""
     found: np.ndarray
     """[R] number of motions found."""
     errors: np.ndarray
@@ -55,7 +57,7 @@ class MotionScores:
 
 
 def true_motions(truth: np.ndarray) -> int:
-    """Motions of enough matches to be told from chance.
+    """Number of motions with enough matches to be found.
 
     >>> true_motions(np.array([0] * 5 + [1] * 8 + [2] * 7))
     1
@@ -63,10 +65,8 @@ def true_motions(truth: np.ndarray) -> int:
     return int((np.bincount(truth)[1:] >= MIN_SUPPORT).sum())
 
 
-def score_motions(
-    name: str, problems: Sequence[tuple[Correspondences, np.ndarray]], pruner: Pruner, repeats: int
-) -> MotionScores:
-    """Prunes and groups each problem with seeds 0 to `repeats` - 1; a problem is matches and [N] true motions."""
+def score_motions(name: str, problems: Sequence[Problem], pruner: Pruner, repeats: int) -> MotionScores:
+    """Prune and group each problem with seeds 0 to `repeats` - 1."""
     found, errors = [], []
     for matches, truth in problems:
         kept = pruner(matches)
@@ -78,8 +78,7 @@ def score_motions(
     return MotionScores(name, true, np.array(found), np.array(errors))
 
 
-def read_labelled(folder: Path) -> tuple[Correspondences, np.ndarray]:
-    """Matches of a pair and [N] their motions, 0 for wrong ones."""
+def read_labelled(folder: Path) -> Problem:
     arrays = read_arrays(folder / FILE, more=("motion",))
     truth = arrays.pop("motion")
     return Correspondences(**arrays), truth
@@ -87,23 +86,19 @@ def read_labelled(folder: Path) -> tuple[Correspondences, np.ndarray]:
 
 def synthetic_problems(
     bodies: int, outlier_share: float, count: int = PROBLEMS, matches: int = MATCHES
-) -> Iterator[tuple[Correspondences, np.ndarray]]:
-    """Problems with so many motions of at least 8 matches, one of them the static scene's; always the same ones."""
+) -> Iterator[Problem]:
+    """Problems with this number of motions of at least 8 matches, one of them the static scene; always the same."""
     generator = seeds.generator("cpu", "motions", bodies, round(PERCENT * outlier_share))
     right = 1 - outlier_share
     settings = SyntheticSettings(
-        matches=matches,
-        inlier_ratio=(right, right),
-        moving=float(bodies > 1),
-        bodies=max(bodies - 1, 1),
-        regions=16,
+        matches=matches, inlier_ratio=(right, right), moving=float(bodies > 1), bodies=max(bodies - 1, 1), regions=16
     )
     made = 0
     while made < count:
-        batch = synthesize(AT_ONCE, generator, settings)
-        for number in range(AT_ONCE):
+        batch = synthesize(BATCH, generator, settings)
+        for number in range(BATCH):
             truth = ((batch.body[number] + 1) * batch.correct[number]).numpy()
-            # Where the second image sees little, fewer matches are right than asked for.
+            # If the views overlap little, fewer matches are right than the settings ask for.
             if true_motions(truth) != bodies or abs((truth == 0).mean() - outlier_share) > 0.03:
                 continue
             focal0, focal1 = float(batch.focal0[number]), float(batch.focal1[number])
@@ -118,19 +113,20 @@ def synthetic_problems(
 def evaluate_motions(
     source: str | Path, pruner: Pruner, repeats: int = 5, limit: int | None = None, progress: bool = True
 ) -> list[MotionScores]:
-    """Scores of each pair of a folder with labelled matches, or of each kind of synthetic problem.
+    """Score each pair of a folder with labelled matches, or each kind of synthetic problem.
 
     Args:
         source: a folder, or "synthetic".
         repeats: seeds for each pair.
-        limit: at most so many pairs, or problems of each kind.
+        limit: at most this many pairs, or problems of each kind.
     """
     if str(source) == SYNTHETIC:
+        count = min(limit or PROBLEMS, PROBLEMS)
         kinds = [(share, bodies) for share in OUTLIER_SHARES for bodies in BODIES]
         return [
             score_motions(
                 f"{share:.0%} wrong, {bodies} motion{'s' * (bodies > 1)}",
-                list(synthetic_problems(bodies, share, min(limit or PROBLEMS, PROBLEMS))),
+                list(synthetic_problems(bodies, share, count)),
                 pruner,
                 repeats,
             )
@@ -142,7 +138,7 @@ def evaluate_motions(
 
 
 def motion_rows(scores: Sequence[MotionScores]) -> list[dict[str, Any]]:
-    """A row for each, and one for all."""
+    """A row for each, and their means."""
     rows = [score.as_row() for score in scores]
     if len(scores) < 2:
         return rows
@@ -155,7 +151,7 @@ def motion_rows(scores: Sequence[MotionScores]) -> list[dict[str, Any]]:
 
 
 def motion_report(source: str | Path, pruner: str, repeats: int, scores: Sequence[MotionScores], style: str) -> str:
-    """The table, and what decides its numbers."""
+    """A table with the settings in its title."""
     seeds_used = "seed 0" if repeats == 1 else f"seeds 0 to {repeats - 1}"
-    title = f"{Path(source).name}: motions in what {pruner} keeps, misclassification error over {seeds_used}"
+    title = f"{Path(source).name}: motions of the matches kept by {pruner}, misclassification error over {seeds_used}"
     return f"{title}\n\n{format_table(motion_rows(scores), style, decimals=2)}"

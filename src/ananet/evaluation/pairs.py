@@ -1,17 +1,13 @@
-"""The pairs of a source as an evaluation sees them: matched, limited, rescaled, labelled.
-
-They are opened anew in every worker process, so opening is cheap; a pair is made when it is asked for.
-"""
+"""The pairs of a source for evaluation: matched, limited, rescaled, labelled. Each is made on access."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,30 +17,32 @@ from ananet._util.defaults import DETECTOR, MAX_KEYPOINTS
 from ananet.core.cameras import pixel_scaling
 from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair, PosedImage, PosedPair
-from ananet.datasets.photos import PhotoFeatures, photo_features
 from ananet.datasets.sources import PosedPhotos, Source, StoredPairs
 from ananet.errors import InputError
 from ananet.features import Detector, Matcher, load_detector, load_matcher
 from ananet.features.stored import read_features, save_features
 
+if TYPE_CHECKING:
+    from ananet.datasets.photos import PhotoFeatures
+
 
 @dataclass(frozen=True)
 class MatchSettings(Settings):
-    """How matches are made. The defaults are the paper's."""
+    """Settings of the matches. The defaults are the paper's."""
 
     detector: str = DETECTOR
-    """A name, perhaps with options."""
+    """A name, with options if needed."""
     max_keypoints: int = MAX_KEYPOINTS
     longest_side: int | None = None
-    """Photos are scaled to it; for stored matches, only the pixels of the threshold are. None for the original size."""
+    """Photos are scaled to it; of stored matches, the pixel coordinates are. None for the original size."""
     limit: int | None = None
-    """Largest number of pairs, evenly spread over the source; None for all."""
+    """At most this many pairs, evenly spread over the source; None for all."""
     outlier_share: float | None = None
-    """Wrong matches are removed at random until at most this share of a pair's matches is wrong; None keeps all."""
+    """Remove wrong matches at random until at most this share of a pair is wrong; None keeps all."""
     neighbours: int = 1
-    """Number of nearest neighbours per keypoint that are its putative matches."""
+    """Putative matches per keypoint: its nearest neighbours."""
     matcher: str = "nearest"
-    """A name, perhaps with options."""
+    """A name, with options if needed."""
 
     def check(self) -> None:
         for name in ("longest_side", "limit"):
@@ -71,7 +69,7 @@ class MatchSettings(Settings):
 
 
 class Pairs(ABC):
-    """Pairs by number, each with its label."""
+    """Labelled pairs by number."""
 
     def __init__(self, source: Source, settings: MatchSettings) -> None:
         self.settings = settings
@@ -80,7 +78,7 @@ class Pairs(ABC):
     @property
     @abstractmethod
     def available(self) -> int:
-        """How many pairs there are, whatever the limit."""
+        """Number of pairs without the limit."""
 
     @abstractmethod
     def read(self, number: int) -> LabelledPair:
@@ -88,15 +86,15 @@ class Pairs(ABC):
 
     @abstractmethod
     def matching(self) -> str:
-        """How matches came about, in words."""
+        """Describe in words how matches are made."""
 
     def __len__(self) -> int:
         limit = self.settings.limit
         return self.available if limit is None else min(limit, self.available)
 
-    def chosen(self) -> Iterator[int]:
-        """Numbers of the available pairs that the limit leaves."""
-        return (number * self.available // len(self) for number in range(len(self)))
+    def chosen(self) -> list[int]:
+        """Numbers of the available pairs within the limit."""
+        return [number * self.available // len(self) for number in range(len(self))]
 
     def __getitem__(self, number: int) -> LabelledPair:
         if not 0 <= number < len(self):
@@ -107,16 +105,16 @@ class Pairs(ABC):
 
     @property
     def photos(self) -> int:
-        """How many photos have features to be computed before pairs are read."""
+        """Number of photos with features to compute before pairs are read."""
         return 0
 
     def prepare(self, number: int) -> None:
-        """Computes and keeps the features of one photo."""
+        """Compute and store the features of one photo."""
         raise NotImplementedError
 
 
 class StoredMatches(Pairs):
-    """Pairs whose matches and labels lie in files."""
+    """Pairs with stored matches and labels."""
 
     def __init__(self, source: StoredPairs, settings: MatchSettings) -> None:
         super().__init__(source, settings)
@@ -135,7 +133,7 @@ class StoredMatches(Pairs):
 
 
 class PhotoPairs(Pairs):
-    """Pairs of photos with known cameras. Features are computed once per photo and kept in a folder."""
+    """Pairs of photos with known cameras. Features are computed once per photo and stored in a folder."""
 
     def __init__(
         self, source: PosedPhotos, settings: MatchSettings, feature_folder: Path | None, device: str = "auto"
@@ -144,8 +142,15 @@ class PhotoPairs(Pairs):
         listed = [(scene.name, pair) for scene in source.scenes() for pair in scene.all_pairs()]
         self.pairs: list[tuple[str, PosedPair]] = [(scene, pair) for scene, pair in listed if pair.has_baseline]
         """Name of the scene, and the two photos."""
-        self.feature_folder = feature_folder
-        self.detector, self.matcher = settings.load_detector(device), settings.load_matcher(device)
+        self.feature_folder, self.device = feature_folder, device
+
+    @cached_property
+    def detector(self) -> Detector:
+        return self.settings.load_detector(self.device)
+
+    @cached_property
+    def matcher(self) -> Matcher:
+        return self.settings.load_matcher(self.device)
 
     @property
     def available(self) -> int:
@@ -153,7 +158,7 @@ class PhotoPairs(Pairs):
 
     @cached_property
     def _views(self) -> list[tuple[PosedImage, int]]:
-        """Photos with quarter turns that the pairs within the limit use, each once."""
+        """Different photos with quarter turns that the pairs within the limit use."""
         views = {}
         for number in self.chosen():
             pair = self.pairs[number][1]
@@ -179,7 +184,7 @@ class PhotoPairs(Pairs):
 
     def matching(self) -> str:
         settings = self.settings
-        # Of options, paths keep their case.
+        # Options may hold paths, which keep their case.
         name, at, options = settings.detector.partition("@")
         keypoints = f"{name.upper()}{at}{options}, {settings.max_keypoints} keypoints"
         if settings.neighbours > 1:
@@ -189,35 +194,32 @@ class PhotoPairs(Pairs):
         return f"{keypoints}, photos at {settings.scale}{settings.thinning}"
 
     def _features(self, image: PosedImage, turns: int) -> PhotoFeatures:
-        longest_side = self.settings.longest_side
-        if self.feature_folder is None:
-            return photo_features(image, self.detector, turns=turns, longest_side=longest_side)
-        stored = self.feature_folder / f"{self._key(image, turns)}.npz"
-        if not stored.exists():
-            found = photo_features(image, self.detector, turns=turns, longest_side=longest_side)
-            save_features(stored, found.features, K=found.K)
-        features, more = read_features(stored, ("K",))
-        return PhotoFeatures(features, more["K"])
+        from ananet.datasets.photos import PhotoFeatures, photo_features
+
+        path = None if self.feature_folder is None else self.feature_folder / f"{self._key(image, turns)}.npz"
+        if path is not None and path.exists():
+            features, more = read_features(path, ("K",))
+            return PhotoFeatures(features, more["K"])
+        found = photo_features(image, self.detector, turns=turns, longest_side=self.settings.longest_side)
+        if path is not None:
+            save_features(path, found.features, K=found.K)
+        return found
 
     @staticmethod
     def _key(image: PosedImage, turns: int) -> str:
-        # The same photo may be listed with other cameras; its camera matrix is kept with its features.
+        # One photo may be listed with several cameras; the camera matrix is stored with the features.
         parts = (str(image.path.resolve()), image.K.tolist(), image.distortion, turns)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def open_pairs(
-    source: Source,
-    settings: MatchSettings | None = None,
-    feature_folder: Path | None = None,
-    device: str = "auto",
+    source: Source, settings: MatchSettings | None = None, feature_folder: Path | None = None, device: str = "auto"
 ) -> Pairs:
-    """The pairs of a source that `open_source` gave.
+    """The pairs of a source.
 
     Args:
-        settings: how matches are made.
-        feature_folder: where the features of photos are kept; None computes them for every pair anew.
-        device: where detector and matcher run.
+        feature_folder: where features of photos are stored; None computes them for every pair anew.
+        device: device of detector and matcher.
     """
     settings = settings or MatchSettings()
     if isinstance(source, StoredPairs):
@@ -232,24 +234,24 @@ def open_pairs(
 
 
 def with_fewer_outliers(pair: LabelledPair, share: float, seed: int) -> LabelledPair:
-    """The pair without so many of its wrong matches, chosen at random, that at most this share of the rest is wrong."""
+    """Remove wrong matches at random until at most this share of the pair is wrong."""
     wrong = (~pair.inlier).nonzero()[:, 0]
     most = int(share / (1 - share) * int(pair.inlier.sum()))
     left_out = torch.randperm(len(wrong), generator=torch.Generator().manual_seed(seed))[most:]
-    kept = torch.ones_like(pair.inlier)
-    kept[wrong[left_out]] = False
+    mask = torch.ones_like(pair.inlier)
+    mask[wrong[left_out]] = False
     return replace(
         pair,
-        matches=pair.matches[kept],
-        inlier=pair.inlier[kept],
-        distance=None if pair.distance is None else pair.distance[kept],
+        matches=pair.matches[mask],
+        inlier=pair.inlier[mask],
+        distance=None if pair.distance is None else pair.distance[mask],
     )
 
 
 def rescaled(matches: Correspondences, longest_side: int) -> Correspondences:
-    """The matches in pixels of images scaled to a longest side.
+    """Matches in pixels of images scaled to a longest side.
 
-    Where the size is not known, the principal point is taken for the middle of the image.
+    Without an image size, the principal point is taken as the centre of the image.
     """
     scaled: dict[str, Any] = {}
     for n in ("0", "1"):

@@ -73,7 +73,7 @@ def plot_precision_recall(evaluation: Evaluation) -> np.ndarray:
     for name, predictions in evaluation.predictions.items():
         scores, inlier = evaluation.pooled(name)
         curve = metrics.precision_recall_curve(scores, inlier)
-        mask = np.concatenate([answer.mask for answer in predictions.answers])
+        mask = np.concatenate([result.mask for result in predictions.results])
         precision, recall, _ = metrics.precision_recall_f1(mask, inlier)
         shown = np.unique(np.linspace(0, len(curve.recall) - 1, CURVE_POINTS).astype(int))
         (line,) = axis.plot(curve.recall[shown], curve.precision[shown], label=name)

@@ -1,8 +1,8 @@
-"""Predictions in files: what a pruner said of every match, and what it said it about.
+"""Predictions in files, from which scores are computed later.
 
 One safetensors file per pruner: `mask` [S] and `logits` [S] of all pairs one after another, `start` [P + 1] where each
 begins, and a JSON header with the pruner, its options, the hash of its weights, the settings of the matches, the names
-of the pairs and a fingerprint of the matches of each. Scores are made from it later, here or elsewhere.
+of the pairs and a fingerprint of the matches of each.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ VERSION = 2
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """A pruner's answer for one pair."""
+    """A pruner's result for one pair."""
 
     mask: np.ndarray
-    """[N] bool: which matches are kept."""
+    """[N] bool: kept matches."""
     logits: np.ndarray
     """[N] float32."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What produced the predictions. If any of it differs, they are stale."""
+    """What produced the predictions. If anything differs, they are stale."""
 
     pruner: str
     options: list[dict[str, Any]]
-    """Of the pruner, or of each in a chain, defaults included."""
+    """Options of each pruner of a chain, defaults included."""
     weights_sha256: str | None
-    """Of the weight file; None for a pruner without one."""
+    """Hash of the weight file; None without one."""
     source: str
     """Kind of the source."""
     settings: dict[str, Any]
-    """How matches were made."""
+    """Match settings."""
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """A pruner's answers for all pairs of a source."""
+    """A pruner's results for all pairs of a source."""
 
     origin: Origin
     names: list[str]
-    """Of the pairs."""
+    """Names of the pairs."""
     fingerprints: list[str]
-    """Of the matches of each pair."""
-    answers: Sequence[Prediction]
+    """Fingerprints of the matches of each pair."""
+    results: Sequence[Prediction]
     versions: Mapping[str, str]
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class Predictions:
 
 
 def fingerprint(matches: Correspondences) -> str:
-    """A short hash of the points of all matches: other keypoints or another order give another one.
+    """A short hash of the points of all matches in their order.
 
     >>> matches = Correspondences([[10, 20], [30, 40]], [[12, 20], [33, 41]])
     >>> fingerprint(matches), fingerprint(matches[[1, 0]])
@@ -82,7 +82,7 @@ def fingerprint(matches: Correspondences) -> str:
 
 
 def installed_versions() -> dict[str, str]:
-    """Of what can change a result."""
+    """Versions of the packages that can change a result."""
     versions = {}
     for package in ("ananet", "numpy", "torch", "opencv-python-headless", "poselib"):
         try:
@@ -94,12 +94,12 @@ def installed_versions() -> dict[str, str]:
 
 def write_predictions(path: str | Path, predictions: Predictions) -> None:
     """Write predictions to a safetensors file that `ananet evaluate --predictions` reads."""
-    lengths = [len(answer.mask) for answer in predictions.answers]
+    lengths = [len(result.mask) for result in predictions.results]
     tensors = {
         "start": torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64)),
-        "mask": torch.from_numpy(np.concatenate([np.zeros(0, bool), *(a.mask for a in predictions.answers)])),
+        "mask": torch.from_numpy(np.concatenate([np.zeros(0, bool), *(r.mask for r in predictions.results)])),
         "logits": torch.from_numpy(
-            np.concatenate([np.zeros(0, np.float32), *(a.logits for a in predictions.answers)]).astype(np.float32)
+            np.concatenate([np.zeros(0, np.float32), *(r.logits for r in predictions.results)]).astype(np.float32)
         ),
     }
     header = {
@@ -112,7 +112,7 @@ def write_predictions(path: str | Path, predictions: Predictions) -> None:
 
 
 def read_predictions(path: str | Path) -> Predictions:
-    """Predictions that `write_predictions` wrote."""
+    """Read a file of `write_predictions`."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"predictions: no file {path}")
@@ -128,13 +128,13 @@ def read_predictions(path: str | Path) -> Predictions:
     except InputError:
         raise
     except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        # An AttributeError: numpy knows fewer kinds of numbers than safetensors.
+        # AttributeError: numpy lacks some of the dtypes of safetensors.
         raise InputError(f"predictions: {path} cannot be read ({error})") from None
     if not isinstance(versions, dict):
         raise InputError(f"predictions: {path} cannot be read (expected versions by package, got {versions!r})")
     _check_consistent(path, start, mask, logits, names, fingerprints)
-    answers = [Prediction(mask[a:b], logits[a:b]) for a, b in pairwise(start.tolist())]
-    return Predictions(origin, names, fingerprints, answers, versions)
+    results = [Prediction(mask[a:b], logits[a:b]) for a, b in pairwise(start.tolist())]
+    return Predictions(origin, names, fingerprints, results, versions)
 
 
 def _check_consistent(
@@ -147,52 +147,45 @@ def _check_consistent(
     good = good and len(start) - 1 == len(names) == len(fingerprints) and len(mask) == len(logits)
     good = good and start[0] == 0 and start[-1] == len(mask) and bool((start[1:] >= start[:-1]).all())
     if not good or not np.isfinite(logits).all():
-        raise InputError(f"predictions: {path} contradicts itself: its pairs and matches do not fit each other")
+        raise InputError(f"predictions: {path} is inconsistent: its pairs and matches do not fit each other")
 
 
 def check_origin(path: Path, found: Origin, expected: Origin) -> None:
-    """Refuses predictions that were made by another pruner or weight file, or with other settings."""
-    for name, was, now in (
-        ("pruner", found.pruner, expected.pruner),
-        ("options", found.options, expected.options),
-        ("weights (sha256)", found.weights_sha256, expected.weights_sha256),
-        ("source", found.source, expected.source),
-        ("match settings", found.settings, expected.settings),
-    ):
+    """Raise unless the predictions come from the same pruner, weights and settings."""
+    words = {"weights_sha256": "weights (sha256)", "settings": "match settings"}
+    for field in fields(Origin):
+        was, now = getattr(found, field.name), getattr(expected, field.name)
         if was != now:
             raise InputError(
-                f"predictions: {path} is stale: its {name} was {was}, expected {now}; "
+                f"predictions: {path} is stale: its {words.get(field.name, field.name)} was {was}, expected {now}; "
                 "remove the file, or name another folder"
             )
 
 
 class PredictionStore:
-    """A folder of predictions: what is there already, and what is added as an evaluation goes.
+    """A folder of predictions: those found in it, and those added during an evaluation.
 
     Args:
-        folder: None keeps nothing.
-        origins: of the predictions that are asked for, by pruner.
-        pairs: how many there are.
+        folder: None stores nothing.
+        origins: expected origin of the predictions, by pruner.
+        pairs: number of pairs.
     """
 
     def __init__(self, folder: Path | None, origins: Mapping[str, Origin], pairs: int) -> None:
         self.folder, self.origins, self.pairs = folder, origins, pairs
         self.found: dict[str, Predictions] = {}
-        """Of each pruner that has any: for all pairs, or for the first so many."""
+        """By pruner: predictions for all pairs, or for the first ones."""
         self.added = 0
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
         for name, origin in origins.items():
-            known = (
-                _read_parts(self._parts(name)) if not self._file(name).exists() else read_predictions(self._file(name))
-            )
+            file = self._file(name)
+            known = read_predictions(file) if file.exists() else _read_parts(self._parts(name))
             if known is not None:
-                check_origin(self._file(name), known.origin, origin)
-                if len(known) > pairs or (self._file(name).exists() and len(known) != pairs):
-                    raise InputError(
-                        f"predictions: {self._file(name)} is stale: it has {len(known)} pairs, expected {pairs}"
-                    )
+                check_origin(file, known.origin, origin)
+                if len(known) > pairs or (file.exists() and len(known) != pairs):
+                    raise InputError(f"predictions: {file} is stale: it has {len(known)} pairs, expected {pairs}")
                 self.found[name] = known
 
     def _file(self, name: str) -> Path:
@@ -200,20 +193,19 @@ class PredictionStore:
         return self.folder / f"{name}.safetensors"
 
     def _parts(self, name: str) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{name}.parts"
+        return self._file(name).with_name(f"{name}.parts")
 
     @property
     def complete(self) -> list[str]:
-        """Pruners whose predictions for all pairs were there."""
+        """Pruners with stored predictions for all pairs."""
         return [name for name, known in self.found.items() if len(known) == self.pairs]
 
     def given(self, number: int) -> dict[str, Prediction]:
-        """The predictions for a pair that were there."""
-        return {name: known.answers[number] for name, known in self.found.items() if number < len(known)}
+        """The stored predictions for a pair."""
+        return {name: known.results[number] for name, known in self.found.items() if number < len(known)}
 
     def check(self, number: int, name: str, found_fingerprint: str) -> None:
-        """Refuses predictions whose matches are not those of the source."""
+        """Raise if stored predictions are for other matches than those of the source."""
         for pruner, known in self.found.items():
             if number < len(known) and (known.names[number], known.fingerprints[number]) != (name, found_fingerprint):
                 was = known.names[number]
@@ -223,7 +215,7 @@ class PredictionStore:
                 )
 
     def add(self, made: Sequence[tuple[str, str, Mapping[str, Prediction]]]) -> None:
-        """Keep the predictions for the next pairs: name, fingerprint, and the answer of every pruner."""
+        """Store the predictions for the next pairs: name, fingerprint, and results by pruner."""
         start, self.added = self.added, self.added + len(made)
         if self.folder is None:
             return
@@ -231,26 +223,26 @@ class PredictionStore:
             known = len(self.found[pruner]) if pruner in self.found else 0
             new = made[max(0, known - start) :]
             if new:
-                names, fingerprints, answers = zip(*((n, f, answer[pruner]) for n, f, answer in new), strict=True)
+                names, fingerprints, results = zip(*((n, f, by_name[pruner]) for n, f, by_name in new), strict=True)
                 self._parts(pruner).mkdir(exist_ok=True)
                 part = self._parts(pruner) / f"{max(start, known):08d}.safetensors"
                 write_predictions(
-                    part, Predictions(origin, list(names), list(fingerprints), answers, installed_versions())
+                    part, Predictions(origin, list(names), list(fingerprints), results, installed_versions())
                 )
 
     def finish(self) -> None:
         """Join the parts of every pruner to one file."""
         for pruner in self.origins if self.folder is not None else ():
-            parts = self._parts(pruner)
-            # Parts beside a file that is complete were being removed when the process ended: there may be few left.
-            if not self._file(pruner).exists() and (joined := _read_parts(parts)) is not None:
-                write_predictions(self._file(pruner), joined)
-            if self._file(pruner).exists() and parts.is_dir():
+            file, parts = self._file(pruner), self._parts(pruner)
+            # Parts beside a complete file are left over from a process that was killed while removing them.
+            if not file.exists() and (joined := _read_parts(parts)) is not None:
+                write_predictions(file, joined)
+            if file.exists() and parts.is_dir():
                 shutil.rmtree(parts)
 
 
 def _read_parts(folder: Path) -> Predictions | None:
-    """Predictions for the first so many pairs, from files that follow each other; None where there are none."""
+    """Join consecutive part files; None if there are none."""
     parts: list[Predictions] = []
     for path in sorted(folder.glob("[0-9]" * 8 + ".safetensors")):
         if int(path.stem) != sum(map(len, parts)):
@@ -258,10 +250,7 @@ def _read_parts(folder: Path) -> Predictions | None:
         parts.append(read_predictions(path))
     if not parts:
         return None
-    return Predictions(
-        parts[0].origin,
-        [name for part in parts for name in part.names],
-        [one for part in parts for one in part.fingerprints],
-        [answer for part in parts for answer in part.answers],
-        parts[-1].versions,
+    names, fingerprints, results = (
+        [one for part in parts for one in getattr(part, name)] for name in ("names", "fingerprints", "results")
     )
+    return Predictions(parts[0].origin, names, fingerprints, results, parts[-1].versions)

@@ -1,9 +1,9 @@
-"""Evaluations as tables: one that shows everything, and those of the paper in its layout."""
+"""Evaluations as tables: a full report, the paper's tables in its layout, and JSON."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,10 @@ from ananet._util.tables import format_table
 from ananet.core.metrics import THRESHOLDS
 from ananet.errors import InputError
 from ananet.evaluation.explain import NEIGHBOURS
+from ananet.evaluation.predictions import installed_versions
 from ananet.evaluation.runner import Evaluation
 from ananet.evaluation.scoring import PrunerScores
+from ananet.io.files import write_json
 
 Rows = list[dict[str, Any]]
 AUC_COLUMNS = tuple(f"AUC@{threshold:g}" for threshold in THRESHOLDS)
@@ -22,7 +24,7 @@ PERCENT = 100.0
 
 
 def describe(evaluation: Evaluation) -> str:
-    """What was measured on, in one line."""
+    """Source and matches in one line."""
     count = len(set(evaluation.scenes))
     scenes = "1 scene" if count == 1 else f"{count} scenes"
     reused = f"; predictions reused: {', '.join(evaluation.reused)}" if evaluation.reused else ""
@@ -33,17 +35,11 @@ def describe(evaluation: Evaluation) -> str:
 
 
 def matches_table(evaluation: Evaluation) -> Rows:
-    """How good the kept matches are, means over pairs."""
+    """Quality of the kept matches, means over pairs."""
+    columns = {"P": "precision", "R": "recall", "F1": "f1", "AP": "average_precision"}
+    columns["calibration error"] = "calibration_error"
     return [
-        {
-            "pruner": name,
-            "kept": round(summary["kept"]),
-            "P": summary["precision"],
-            "R": summary["recall"],
-            "F1": summary["f1"],
-            "AP": summary["average_precision"],
-            "calibration error": summary["calibration_error"],
-        }
+        {"pruner": name, "kept": round(summary["kept"]), **{title: summary[key] for title, key in columns.items()}}
         for name, scores in evaluation.scores.items()
         for summary in [scores.matches_summary()]
     ]
@@ -57,7 +53,7 @@ def pose_table(evaluation: Evaluation, estimator: str) -> Rows:
         rows.append(
             {
                 "pruner": name,
-                **_auc(summary["auc"]),
+                **_auc(scores, estimator),
                 **({"+/-": _joined(summary["auc_deviation"])} if summary["auc_deviation"] else {}),
                 "rotation AUC@5/10/20": _joined(summary["rotation_auc"]),
                 "translation AUC@5/10/20": _joined(summary["translation_auc"]),
@@ -83,7 +79,7 @@ def scores_by_scene(evaluation: Evaluation) -> Rows:
 
 
 def neighbour_table(evaluation: Evaluation) -> Rows:
-    """The paper's Fig. 7 left: ratio of inliers among the k nearest neighbours of an inlier, by block."""
+    """Ratio of inliers among the k nearest neighbours of an inlier, by block (Fig. 7 left)."""
     return [
         {"pruner": name, "blocks": block, **{f"k={k}": float(v) for k, v in zip(NEIGHBOURS, row, strict=True)}}
         for name, scores in evaluation.scores.items()
@@ -92,20 +88,25 @@ def neighbour_table(evaluation: Evaluation) -> Rows:
     ]
 
 
-def report(evaluation: Evaluation, style: str, by_scene: bool = False) -> str:
-    """Everything about one source; every number stands under the settings that decide it."""
+def report(evaluation: Evaluation, style: str = "text", by_scene: bool = False) -> str:
+    """All tables of one evaluation, each under the settings it depends on.
+
+    Args:
+        style: "text" or "markdown".
+        by_scene: add F1 and AUC@5 by scene.
+    """
     parts = [describe(evaluation)]
-    failures = Counter[str]()
     parts.append(_titled("Matches, means over pairs", format_table(matches_table(evaluation), style), style))
+    failures = 0
     for estimator in evaluation.estimators:
         rows = pose_table(evaluation, estimator)
-        failures[estimator] += sum(row["failures"] for row in rows)
+        failures += sum(row["failures"] for row in rows)
         title = f"Pose: {evaluation.pose_settings.describe(estimator)}; {evaluation.matching}"
         parts.append(_titled(title, format_table(rows, style, decimals=1), style))
     if not evaluation.estimators:
         parts.append("This source has no poses: estimators were not run.")
-    elif failures.total():
-        parts.append("Failures (fewer than 9 matches kept, or no answer) count as 180 degrees.")
+    elif failures:
+        parts.append("Failures (fewer than 9 matches kept, or no pose found) count as 180 degrees.")
     if by_scene:
         parts.append(_titled("By scene", format_table(scores_by_scene(evaluation), style), style))
     if neighbours := neighbour_table(evaluation):
@@ -117,7 +118,7 @@ def report(evaluation: Evaluation, style: str, by_scene: bool = False) -> str:
 def table_1(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
     """Camera pose: Dataset, Method, AUC@5, @10, @20."""
     return [
-        {"Dataset": evaluation.source, "Method": name, **_auc(scores.pose_summary(estimator)["auc"])}
+        {"Dataset": evaluation.source, "Method": name, **_auc(scores, estimator)}
         for evaluation in evaluations
         for name, scores in evaluation.scores.items()
     ]
@@ -125,63 +126,59 @@ def table_1(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
 
 def table_3(evaluations: Sequence[Evaluation], _estimator: str) -> Rows:
     """Kept matches: Method, Precision, Recall, F1, in percent."""
-    rows = []
-    for evaluation in evaluations:
-        for name, scores in evaluation.scores.items():
-            numbers = {
-                title: PERCENT * float(scores.column(column).mean())
-                for title, column in (("Precision", "precision"), ("Recall", "recall"), ("F1-Scores", "f1"))
-            }
-            rows.append({"Dataset": evaluation.source, "Method": name, **numbers})
-    return rows
+    columns = {"Precision": "precision", "Recall": "recall", "F1-Scores": "f1"}
+    return [
+        {
+            "Dataset": evaluation.source,
+            "Method": name,
+            **{title: PERCENT * float(scores.column(column).mean()) for title, column in columns.items()},
+        }
+        for evaluation in evaluations
+        for name, scores in evaluation.scores.items()
+    ]
 
 
 def table_4(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
     """Generalisation: AUC@5 of every method, a column for each dataset."""
     return [
-        {"Method": name, **{e.source: _auc5(e.scores[name], estimator) for e in evaluations}}
+        {"Method": name, **{e.source: _auc(e.scores[name], estimator)["AUC@5"] for e in evaluations}}
         for name in evaluations[0].scores
     ]
 
 
 def table_5(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
     """Forms of second-order attention: AUC of networks that differ in it. Its right half is `ananet benchmark`'s."""
-    rows = []
-    for evaluation in evaluations:
-        for name, scores in evaluation.scores.items():
-            network = evaluation.pruners[name].network
-            if network is not None:
-                form = FORM_NAMES[network["form"]] if network.get("second_order") else "none"
-                auc = _auc(scores.pose_summary(estimator)["auc"])
-                rows.append({"Dataset": evaluation.source, "Method": name, "Form": form, **auc})
-    return _of_networks(rows)
+    return [
+        {
+            "Dataset": source,
+            "Method": name,
+            "Form": FORM_NAMES[network["form"]] if network.get("second_order") else "none",
+            **_auc(scores, estimator),
+        }
+        for source, name, network, scores in _networks(evaluations)
+    ]
 
 
 def table_6(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
     """Ablation: parts of the network, parameters in thousands and AUC@5, each compared with the line before."""
     rows: Rows = []
-    for evaluation in evaluations:
-        before: dict[str, float] | None = None
-        for name, scores in evaluation.scores.items():
-            network = evaluation.pruners[name].network
-            if network is None:
-                continue
-            now = {"parameters": network["parameters"] / 1000, "auc": _auc5(scores, estimator)}
-            rows.append(
-                {
-                    "Dataset": evaluation.source,
-                    "Method": name,
-                    "L": network.get("blocks"),
-                    "SOC": "x" if network.get("second_order") else "",
-                    "LNN": "x" if network.get("second_order") and network["learnable_normalization"] else "",
-                    "Parm.(k)": now["parameters"],
-                    "+Parm.": None if before is None else now["parameters"] - before["parameters"],
-                    "AUC@5": now["auc"],
-                    "+ step": None if before is None else now["auc"] - before["auc"],
-                }
-            )
-            before = now
-    return _of_networks(rows)
+    for source, name, network, scores in _networks(evaluations):
+        before = rows[-1] if rows and rows[-1]["Dataset"] == source else None
+        parameters, auc = network["parameters"] / 1000, _auc(scores, estimator)["AUC@5"]
+        rows.append(
+            {
+                "Dataset": source,
+                "Method": name,
+                "L": network.get("blocks"),
+                "SOC": "x" if network.get("second_order") else "",
+                "LNN": "x" if network.get("second_order") and network["learnable_normalization"] else "",
+                "Parm.(k)": parameters,
+                "+Parm.": None if before is None else parameters - before["Parm.(k)"],
+                "AUC@5": auc,
+                "+ step": None if before is None else auc - before["AUC@5"],
+            }
+        )
+    return rows
 
 
 TABLES: dict[int, Callable[[Sequence[Evaluation], str], Rows]] = {
@@ -195,16 +192,13 @@ WITH_POSE = (1, 4, 5, 6)
 
 
 def paper_table(number: int, evaluations: Sequence[Evaluation], style: str) -> str:
-    """A table in the paper's layout, one for each estimator, with what decides its numbers."""
+    """A table in the paper's layout, one for each estimator, with the settings below."""
     parts = []
     for estimator in table_estimators(number, evaluations):
-        captions = [
-            f"{describe(e)}. {e.pose_settings.describe(estimator)}." if estimator else f"{describe(e)}."
-            for e in evaluations
-        ]
         rows = TABLES[number](evaluations, estimator)
         parts.append(_titled(f"Table {number}", format_table(rows, style, decimals=2), style))
-        parts.append("\n".join(captions))
+        settings = [f" {e.pose_settings.describe(estimator)}." if estimator else "" for e in evaluations]
+        parts.append("\n".join(f"{describe(e)}.{words}" for e, words in zip(evaluations, settings, strict=True)))
     return "\n\n".join(parts)
 
 
@@ -248,18 +242,59 @@ def reports_as_json(evaluations: Sequence[Evaluation], table: int | None = None)
     ]
 
 
-def _of_networks(rows: Rows) -> Rows:
-    if not rows:
+def scores_as_json(evaluation: Evaluation) -> dict[str, Any]:
+    """Settings, summaries, and the numbers of every pair by column."""
+    columns = ("kept", "precision", "recall", "f1", "average_precision")
+    return {
+        "source": evaluation.source,
+        "kind": evaluation.kind,
+        "matches": evaluation.matching,
+        "match_settings": evaluation.match_settings.to_dict(),
+        "pose_settings": evaluation.pose_settings.to_dict(),
+        "versions": installed_versions(),
+        "pairs": evaluation.names,
+        "scenes": evaluation.scenes,
+        "inlier_ratio": evaluation.inlier_ratios.round(6).tolist(),
+        "pruners": {
+            name: {
+                "weights_sha256": evaluation.pruners[name].weights_sha256,
+                "network": evaluation.pruners[name].network,
+                "summary": scores.matches_summary(),
+                "pairs": {column: scores.column(column).round(6).tolist() for column in columns},
+                "poses": {
+                    estimator: {
+                        "summary": scores.pose_summary(estimator),
+                        "rotation_error": scores.errors(estimator, "rotation").round(4).tolist(),
+                        "translation_error": scores.errors(estimator, "translation").round(4).tolist(),
+                    }
+                    for estimator in evaluation.estimators
+                },
+            }
+            for name, scores in evaluation.scores.items()
+        },
+    }
+
+
+def write_scores(path: str | Path, evaluations: Sequence[Evaluation]) -> None:
+    """Write the scores of every pair as JSON."""
+    write_json(path, [scores_as_json(evaluation) for evaluation in evaluations])
+
+
+def _networks(evaluations: Sequence[Evaluation]) -> list[tuple[str, str, dict[str, Any], PrunerScores]]:
+    """Source, name, settings and scores of the pruners with a network."""
+    found = [
+        (evaluation.source, name, network, scores)
+        for evaluation in evaluations
+        for name, scores in evaluation.scores.items()
+        if (network := evaluation.pruners[name].network) is not None
+    ]
+    if not found:
         raise InputError("table: 5 and 6 compare networks, expected weight files as pruners, got none")
-    return rows
+    return found
 
 
-def _auc(areas: Sequence[float]) -> dict[str, float]:
-    return dict(zip(AUC_COLUMNS, areas, strict=True))
-
-
-def _auc5(scores: PrunerScores, estimator: str) -> float:
-    return float(scores.pose_summary(estimator)["auc"][0])
+def _auc(scores: PrunerScores, estimator: str) -> dict[str, float]:
+    return dict(zip(AUC_COLUMNS, scores.pose_summary(estimator)["auc"], strict=True))
 
 
 def _joined(numbers: Sequence[float]) -> str:

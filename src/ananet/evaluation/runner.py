@@ -1,7 +1,7 @@
-"""Pruners on the pairs of a source: predictions first, scores second, in one pass and on all cores.
+"""Run pruners on the pairs of a source, on all cores: predictions first, scores second.
 
-Learned pruners run where the network is: on a CPU in the workers, one pair at a time; on a GPU in this process, many
-pairs at a time, while workers match and score.
+On a CPU, workers read, prune and score one pair at a time. On a GPU, this process runs networks on many pairs at a time
+while workers match and score.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from ananet._util.checks import check_whole_number
+from ananet._util.defaults import DETECTOR, MAX_KEYPOINTS, PRUNER, REPORTED_ESTIMATORS
 from ananet._util.devices import choose_device
 from ananet.core import metrics
 from ananet.datasets.base import LabelledPair
-from ananet.datasets.sources import SOURCES, open_source
+from ananet.datasets.sources import SOURCES, Source, open_source
 from ananet.errors import InputError
 from ananet.estimators import ESTIMATORS
 from ananet.evaluation.explain import inlier_neighbours
@@ -37,37 +38,37 @@ from ananet.evaluation.predictions import (
     fingerprint,
     installed_versions,
 )
-from ananet.evaluation.scoring import PairScore, PoseSettings, PrunerScores, score_pair
+from ananet.evaluation.scoring import PairScore, PoseSettings, PrunerScores, protocol_settings, score_pair
 from ananet.evaluation.workers import AT_ONCE, map_ahead, worker_pool
 from ananet.features import DETECTORS, MATCHERS
-from ananet.io.files import file_sha256, write_json
+from ananet.io.files import file_sha256
 from ananet.networks import NETWORKS
-from ananet.pruners import CLASSICAL, LearnedPruner, Pruner, load
+from ananet.pruners import CLASSICAL, LearnedPruner, Pruned, Pruner, load
 from ananet.pruners.base import stream_items
 from ananet.pruners.registry import look_up
 
-# Pairs whose predictions are written together, and that workers read ahead of a GPU and score behind it.
+# Pairs with predictions that are written together; also how far workers read ahead of a GPU.
 PAIRS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
 class PrunerChoice:
-    """A pruner that somebody asked for."""
+    """A pruner to evaluate."""
 
     name: str
     given: str
-    """What `load` takes: a name or the path of a weight file."""
+    """The argument of `load`: a name or the path of a weight file."""
     options: list[dict[str, Any]]
-    """Of each pruner of a chain, defaults included."""
+    """Options of each pruner of a chain, defaults included."""
     learned: bool
-    """Whether a network is part of it."""
+    """Whether it has a network."""
     weights_sha256: str | None = None
     network: dict[str, Any] | None = None
     """Settings and number of parameters of a learned one, unless it is part of a chain."""
 
 
 def choose_pruners(given: Sequence[str]) -> list[PrunerChoice]:
-    """Looks up names and weight files; a weight file goes by its name without the suffix."""
+    """Look up names and weight files; a weight file is named after its stem."""
     choices = [_choose_pruner(text) for text in given]
     names = [choice.name for choice in choices]
     if not names or len(set(names)) < len(names):
@@ -81,12 +82,12 @@ def choose_pruners(given: Sequence[str]) -> list[PrunerChoice]:
 def _choose_pruner(given: str) -> PrunerChoice:
     parts = look_up(given)
     files = [file for part in parts for file in part.files]
-    # Wrong options are better found here than in every worker.
+    # Loading here reports wrong options once, not in every worker.
     pruner = load(given, device="cpu")
     return PrunerChoice(
         "+".join(part.name for part in parts),
         given,
-        # As they will be read from a file of predictions: lists, not tuples.
+        # Lists instead of tuples, as they are read from a file of predictions.
         json.loads(json.dumps([part.all_options for part in parts])),
         bool(files),
         "+".join(file_sha256(file) for file in files) or None,
@@ -96,10 +97,10 @@ def _choose_pruner(given: str) -> PrunerChoice:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Everything that was measured on one source."""
+    """All measurements on one source."""
 
     source: str
-    """Its path."""
+    """Name of the source."""
     kind: str
     """Name of the source's format."""
     matching: str
@@ -114,13 +115,13 @@ class Evaluation:
     """[P] labels, [N] bool each."""
     pruners: dict[str, PrunerChoice]
     predictions: dict[str, Predictions]
-    """Of every pruner, by name."""
+    """By pruner."""
     scores: dict[str, PrunerScores]
-    """Of every pruner, by name."""
+    """By pruner."""
     estimators: tuple[str, ...]
-    """Those that ran: none on a source without poses."""
+    """The estimators that ran: none on a source without poses."""
     reused: tuple[str, ...] = ()
-    """Pruners that did not run, because their predictions were there."""
+    """Pruners that did not run because all their predictions were stored."""
 
     @property
     def inlier_ratios(self) -> np.ndarray:
@@ -129,40 +130,38 @@ class Evaluation:
 
     def pooled(self, pruner: str) -> tuple[np.ndarray, np.ndarray]:
         """Probabilities and labels of the matches of all pairs together, [S] each."""
-        return pooled_scores(self.predictions[pruner].answers), np.concatenate(self.inliers)
+        return pooled_scores(self.predictions[pruner].results), np.concatenate(self.inliers)
 
 
-def pooled_scores(answers: Sequence[Prediction]) -> np.ndarray:
-    logits = np.concatenate([np.zeros(0, np.float32), *(answer.logits for answer in answers)])
+def pooled_scores(results: Sequence[Prediction]) -> np.ndarray:
+    logits = np.concatenate([np.zeros(0, np.float32), *(result.logits for result in results)])
     return torch.from_numpy(logits).double().sigmoid().numpy()
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker needs to know."""
+    """Input of a worker."""
 
-    source: Path
-    image_folder: Path | None
+    source: Source
     feature_folder: Path
     match_settings: MatchSettings
     pose_settings: PoseSettings
     pruners: Sequence[PrunerChoice]
-    """Those that workers run."""
+    """Pruners that workers run."""
     neighbours: Sequence[PrunerChoice]
-    """Those whose inliers among neighbours are wanted."""
+    """Pruners with inliers among neighbours to measure."""
     plugins: Sequence[str]
-    """Modules that made networks, detectors, ... known from outside."""
+    """Modules that register networks, detectors, ... from outside of the package."""
     device: str
-    """Of detector and matcher."""
+    """Device of detector and matcher."""
 
-    def open(self) -> Pairs:
-        source = open_source(self.source, image_folder=self.image_folder)
-        return open_pairs(source, self.match_settings, self.feature_folder, self.device)
+    def open_pairs(self) -> Pairs:
+        return open_pairs(self.source, self.match_settings, self.feature_folder, self.device)
 
 
 @dataclass(frozen=True, eq=False)
 class PairResult:
-    """What a worker found out about a pair."""
+    """Output of a worker for one pair."""
 
     name: str
     scene: str
@@ -177,11 +176,13 @@ class Worker:
     """Pairs and pruners, opened once per process."""
 
     def __init__(self, job: Job) -> None:
+        import cv2
+
         torch.set_num_threads(1)
         cv2.setNumThreads(1)
         for module in job.plugins:
             import_module(module)
-        self.job, self.pairs = job, job.open()
+        self.job, self.pairs = job, job.open_pairs()
         self.pruners: dict[str, Pruner] = {c.name: load(c.given, device="cpu") for c in job.pruners}
         self.networks = {}
         for choice in job.neighbours:
@@ -190,12 +191,11 @@ class Worker:
             self.networks[choice.name] = pruner.network
 
     def evaluate(self, pair: LabelledPair, given: dict[str, Prediction]) -> PairResult:
-        """Prune a pair by those pruners whose predictions are not given, and score all."""
+        """Run the pruners without a given prediction on a pair, and score all."""
         predictions = dict(given)
         for name, pruner in self.pruners.items():
             if name not in given:
-                kept = pruner(pair.matches)
-                predictions[name] = Prediction(np.asarray(kept.mask), np.asarray(kept.logits, np.float32))
+                predictions[name] = _prediction(pruner(pair.matches))
         inlier = pair.inlier.numpy()
         return PairResult(
             pair.name,
@@ -224,60 +224,125 @@ def _read(number: int) -> LabelledPair:
     return _worker.pairs[number]
 
 
-def _evaluate(number: int, given: dict[str, Prediction]) -> PairResult:
-    return _worker.evaluate(_worker.pairs[number], given)
+def _evaluate(pair: int | LabelledPair, given: dict[str, Prediction]) -> PairResult:
+    return _worker.evaluate(_worker.pairs[pair] if isinstance(pair, int) else pair, given)
 
 
-def _evaluate_pair(pair: LabelledPair, given: dict[str, Prediction]) -> PairResult:
-    return _worker.evaluate(pair, given)
+def _prediction(kept: Pruned) -> Prediction:
+    return Prediction(np.asarray(kept.mask), np.asarray(kept.logits, np.float32))
 
 
 def evaluate(
-    source: str | Path,
-    pruners: Sequence[str],
-    match_settings: MatchSettings | None = None,
-    pose_settings: PoseSettings | None = None,
+    sources: str | Path | Source | Sequence[str | Path | Source],
+    pruners: str | Sequence[str] = PRUNER,
     *,
-    image_folder: Path | None = None,
-    prediction_folder: Path | None = None,
+    estimators: str | Sequence[str] = REPORTED_ESTIMATORS,
+    protocol: str = "plain",
+    pose_threshold: float | None = None,
+    confidence: float | None = None,
+    repeats: int = 1,
+    detectors: str | Sequence[str] = DETECTOR,
+    max_keypoints: int = MAX_KEYPOINTS,
+    longest_side: int | None = None,
+    candidates: int = 1,
+    matcher: str = "nearest",
+    limit: int | None = None,
+    outlier_share: float | None = None,
+    image_folder: str | Path | None = None,
+    prediction_folder: str | Path | None = None,
     neighbours: bool = False,
     device: str = "auto",
     workers: int | None = None,
     progress: bool = True,
-) -> Evaluation:
-    """Run pruners on the pairs of a source and score their answers.
+) -> list[Evaluation]:
+    """Run pruners on pairs with known truth, and score the matches they keep and the poses that follow.
 
-    Worker processes import the calling script: outside of the command line, call it under
-    `if __name__ == "__main__":`.
+    Worker processes import the calling script: call this under `if __name__ == "__main__":`.
 
     Args:
-        source: what `open_source` takes.
+        sources: one or several arguments of `ananet.datasets.open_source`.
         pruners: names or weight files.
-        prediction_folder: predictions found here are scored; others are made and written here, a file per pruner, as
-            the evaluation proceeds, so that an interrupted one can continue. A file of other weights, settings or
-            matches is refused.
-        neighbours: whether to collect the ratio of inliers among neighbours in feature space, of learned pruners.
-        device: where networks run: of learned pruners, of the detector and of the matcher.
-        workers: processes; None for one per core. The result does not depend on it.
+        estimators: names, with options if needed.
+        protocol: "plain" (each estimator's own threshold at original size), "yfcc" (1 px at longest side 1600,
+            confidence 0.99999) or "sun3d" (0.001 in calibrated coordinates, confidence 0.99).
+        pose_threshold, confidence: of the estimators, instead of the protocol's.
+        repeats: how often each pose is estimated, from matches in another order each time.
+        detectors: names of keypoint detectors, for sources with photos.
+        longest_side: photos are scaled to it, instead of the protocol's.
+        candidates: putative matches per keypoint.
+        limit: at most this many pairs of each source, evenly spread.
+        outlier_share: remove wrong matches at random until at most this share of a pair is wrong.
+        image_folder: photos of a pair list.
+        prediction_folder: stored predictions are reused, missing ones are stored here while the evaluation runs, so
+            that it can be continued. Several sources and detectors have subfolders. Predictions of other weights,
+            settings or matches are an error.
+        neighbours: measure the ratio of inliers among neighbours in feature space (Fig. 7).
+        device: device of pruners, detector and matcher.
+        workers: number of processes; None for one per core. The result does not depend on it.
+
+    Returns:
+        One `Evaluation` for each source and detector.
     """
-    match_settings, pose_settings = match_settings or MatchSettings(), pose_settings or PoseSettings()
-    gpu = choose_device(device)
-    choices = choose_pruners(pruners)
-    pairs = open_pairs(open_source(source, image_folder=image_folder), match_settings, device=device)
-    origins = {
-        choice.name: Origin(choice.name, choice.options, choice.weights_sha256, pairs.kind, match_settings.to_dict())
-        for choice in choices
+    listed: Sequence[Any] = [sources] if isinstance(sources, str | Path | Source) else sources
+    opened = [one if isinstance(one, Source) else open_source(one, image_folder=image_folder) for one in listed]
+    titles = [source.title for source in opened]
+    if not titles or len(set(titles)) < len(titles):
+        raise InputError(f"sources: expected different names, got {', '.join(titles) or 'none'}")
+    if workers is not None:
+        check_whole_number("workers", workers, 1)
+    pose_settings, protocol_side = protocol_settings(
+        protocol, estimators=_several(estimators), threshold=pose_threshold, confidence=confidence, repeats=repeats
+    )
+    side = protocol_side if longest_side is None else longest_side
+    names = _several(detectors)
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"detectors: expected different ones, got {', '.join(names) or 'none'}")
+    by_detector = {
+        name: MatchSettings(name, max_keypoints, side, limit, outlier_share, candidates, matcher) for name in names
     }
-    store = PredictionStore(prediction_folder, origins, len(pairs))
-    here = [choice for choice in choices if choice.learned and gpu.type != "cpu" and choice.name not in store.complete]
+    choices = choose_pruners(_several(pruners))
+    evaluations = []
+    for source in opened:
+        for name, match_settings in by_detector.items():
+            folder = None if prediction_folder is None else Path(prediction_folder)
+            if folder is not None:
+                folder = folder / (source.title if len(opened) > 1 else "") / (name if len(names) > 1 else "")
+            found = _run(source, choices, match_settings, pose_settings, folder, neighbours, device, workers, progress)
+            title = f"{source.title}-{name}" if len(names) > 1 else source.title
+            evaluations.append(replace(found, source=title))
+    return evaluations
+
+
+def _several(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _run(
+    source: Source,
+    choices: Sequence[PrunerChoice],
+    match_settings: MatchSettings,
+    pose_settings: PoseSettings,
+    prediction_folder: Path | None,
+    neighbours: bool,
+    device: str,
+    workers: int | None,
+    progress: bool,
+) -> Evaluation:
+    gpu = choose_device(device)
     with tempfile.TemporaryDirectory(prefix="ananet-features-") as features:
+        pairs = open_pairs(source, match_settings, Path(features), device)
+        origins = {
+            c.name: Origin(c.name, c.options, c.weights_sha256, pairs.kind, match_settings.to_dict()) for c in choices
+        }
+        store = PredictionStore(prediction_folder, origins, len(pairs))
+        missing = [choice for choice in choices if choice.name not in store.complete]
+        here = [choice for choice in missing if choice.learned and gpu.type != "cpu"]
         job = Job(
-            Path(source),
-            image_folder,
+            source,
             Path(features),
             match_settings,
             pose_settings,
-            [choice for choice in choices if choice not in here and choice.name not in store.complete],
+            [choice for choice in missing if choice not in here],
             [choice for choice in choices if neighbours and choice.network is not None],
             [*_plugins()],
             device,
@@ -287,8 +352,7 @@ def evaluate(
             def bar(results: Iterator[Any], count: int, unit: str) -> Iterator[Any]:
                 return iter(tqdm(results, desc=pairs.title, total=count, unit=unit, disable=not progress, leave=False))
 
-            photos = job.open().photos
-            for _ in bar(pool.map(_prepare, range(photos), chunksize=AT_ONCE), photos, "photo"):
+            for _ in bar(pool.map(_prepare, range(pairs.photos), chunksize=AT_ONCE), pairs.photos, "photo"):
                 pass
             loaded = {choice.name: load(choice.given, device=gpu) for choice in here}
             found = _on_gpu(pool, len(pairs), store, loaded) if loaded else _on_cpu(pool, len(pairs), store)
@@ -300,7 +364,28 @@ def evaluate(
                 gathered += some
                 store.add([(r.name, r.fingerprint, r.predictions) for r in some])
     store.finish()
-    return _summarised(pairs, choices, origins, store, gathered, match_settings, pose_settings)
+    names = [result.name for result in gathered]
+    fingerprints = [result.fingerprint for result in gathered]
+    return Evaluation(
+        pairs.title,
+        pairs.kind,
+        pairs.matching(),
+        match_settings,
+        pose_settings,
+        names,
+        [result.scene for result in gathered],
+        [result.inlier for result in gathered],
+        {choice.name: choice for choice in choices},
+        {
+            name: Predictions(
+                origin, names, fingerprints, [r.predictions[name] for r in gathered], installed_versions()
+            )
+            for name, origin in origins.items()
+        },
+        {name: _pruner_scores(name, gathered) for name in origins},
+        pose_settings.estimators if pairs.has_poses else (),
+        tuple(store.complete),
+    )
 
 
 def _plugins() -> set[str]:
@@ -316,97 +401,31 @@ def _on_cpu(pool: ProcessPoolExecutor, count: int, store: PredictionStore) -> It
 def _on_gpu(
     pool: ProcessPoolExecutor, count: int, store: PredictionStore, pruners: dict[str, Pruner]
 ) -> Iterator[PairResult]:
-    """Results in order: workers read pairs, this process prunes them as they come, workers score them."""
+    """Results in order: workers read pairs, this process prunes them as they arrive, workers score them."""
     read = map_ahead(pool, _read, ((number,) for number in range(count)), PAIRS_AT_ONCE)
     known: Iterator[tuple[LabelledPair, dict[str, Prediction]]]
     known = ((pair, store.given(number)) for number, pair in enumerate(read))
     for name, pruner in pruners.items():
         known = _predicted(known, name, pruner)
-    return map_ahead(pool, _evaluate_pair, known, PAIRS_AT_ONCE)
+    return map_ahead(pool, _evaluate, known, PAIRS_AT_ONCE)
 
 
 def _predicted(
     pairs: Iterator[tuple[LabelledPair, dict[str, Prediction]]], name: str, pruner: Pruner
 ) -> Iterator[tuple[LabelledPair, dict[str, Prediction]]]:
-    """Pairs with what is known of them, and what one more pruner says unless that is known."""
+    """Add one pruner's predictions where they are missing."""
     for (pair, known), kept in stream_items(pruner, pairs, lambda each: None if name in each[1] else each[0].matches):
         if kept is not None:
-            known[name] = Prediction(np.asarray(kept.mask), np.asarray(kept.logits, np.float32))
+            known[name] = _prediction(kept)
         yield pair, known
 
 
-def _summarised(
-    pairs: Pairs,
-    choices: list[PrunerChoice],
-    origins: dict[str, Origin],
-    store: PredictionStore,
-    results: list[PairResult],
-    match_settings: MatchSettings,
-    pose_settings: PoseSettings,
-) -> Evaluation:
-    names = [result.name for result in results]
-    fingerprints = [result.fingerprint for result in results]
-    inliers = [result.inlier for result in results]
-    labels = np.concatenate(inliers)
-    predictions, scores = {}, {}
-    for name, origin in origins.items():
-        answers = [result.predictions[name] for result in results]
-        predictions[name] = Predictions(origin, names, fingerprints, answers, installed_versions())
-        calibration_error = metrics.expected_calibration_error(pooled_scores(answers), labels)
-        near = [result.inlier_neighbours[name] for result in results if name in result.inlier_neighbours]
-        scores[name] = PrunerScores(
-            [result.scores[name] for result in results], calibration_error, np.mean(near, axis=0) if near else None
-        )
-    return Evaluation(
-        pairs.title,
-        pairs.kind,
-        pairs.matching(),
-        match_settings,
-        pose_settings,
-        names,
-        [result.scene for result in results],
-        inliers,
-        {choice.name: choice for choice in choices},
-        predictions,
-        scores,
-        pose_settings.estimators if pairs.has_poses else (),
-        tuple(store.complete),
+def _pruner_scores(name: str, results: Sequence[PairResult]) -> PrunerScores:
+    labels = np.concatenate([result.inlier for result in results])
+    scores = pooled_scores([result.predictions[name] for result in results])
+    near = [result.inlier_neighbours[name] for result in results if name in result.inlier_neighbours]
+    return PrunerScores(
+        [result.scores[name] for result in results],
+        metrics.expected_calibration_error(scores, labels),
+        np.mean(near, axis=0) if near else None,
     )
-
-
-def scores_as_json(evaluation: Evaluation) -> dict[str, Any]:
-    """Settings, summaries, and the numbers of every pair by column."""
-    pruners = {}
-    for name, scores in evaluation.scores.items():
-        poses = {
-            estimator: {
-                "summary": scores.pose_summary(estimator),
-                "rotation_error": scores.errors(estimator, "rotation").round(4).tolist(),
-                "translation_error": scores.errors(estimator, "translation").round(4).tolist(),
-            }
-            for estimator in evaluation.estimators
-        }
-        columns = ("kept", "precision", "recall", "f1", "average_precision")
-        pruners[name] = {
-            "weights_sha256": evaluation.pruners[name].weights_sha256,
-            "network": evaluation.pruners[name].network,
-            "summary": scores.matches_summary(),
-            "pairs": {column: scores.column(column).round(6).tolist() for column in columns},
-            "poses": poses,
-        }
-    return {
-        "source": evaluation.source,
-        "kind": evaluation.kind,
-        "matches": evaluation.matching,
-        "match_settings": evaluation.match_settings.to_dict(),
-        "pose_settings": evaluation.pose_settings.to_dict(),
-        "versions": installed_versions(),
-        "pairs": evaluation.names,
-        "scenes": evaluation.scenes,
-        "inlier_ratio": evaluation.inlier_ratios.round(6).tolist(),
-        "pruners": pruners,
-    }
-
-
-def write_scores(path: str | Path, evaluations: Sequence[Evaluation]) -> None:
-    write_json(path, [scores_as_json(evaluation) for evaluation in evaluations])

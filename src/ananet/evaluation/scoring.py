@@ -1,12 +1,11 @@
-"""From predictions to scores: how good the kept matches of a pair are, and the pose that follows from them."""
+"""Scores of predictions: precision and recall of the kept matches, and errors of the pose estimated from them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import cv2
 import numpy as np
 
 from ananet._util.checks import Settings, check_positive, check_probability, check_whole_number
@@ -22,31 +21,31 @@ from ananet.estimators import Estimator, load_estimator
 from ananet.estimators.selection import IN_WORDS
 from ananet.evaluation.predictions import Prediction
 
-# With fewer kept matches no pose is tried.
+# With fewer matches, no pose is estimated.
 MIN_MATCHES = 9
 
 
 @dataclass(frozen=True)
 class PoseSettings(Settings):
-    """How poses are estimated. The defaults are those of most reports on unscaled photos."""
+    """Settings of pose estimation."""
 
     estimators: tuple[str, ...] = REPORTED_ESTIMATORS
-    """Names, perhaps with options; options of a name override those below."""
+    """Names, with options if needed; these override the ones below."""
     threshold: float | None = None
     """None for each estimator's default."""
     calibrated: bool = False
-    """Whether the threshold counts in calibrated coordinates; otherwise in pixels."""
+    """Whether the threshold is in calibrated coordinates instead of pixels."""
     confidence: float | None = None
     """None for each estimator's default."""
     repeats: int = 1
-    """How often each pose is estimated, from matches in another order each time. On pairs with many wrong matches one
-    draw differs from the next; AUC over some hundred such pairs by a point or two."""
+    """How often each pose is estimated, from matches in another order each time. AUC over some hundred hard pairs
+    differs by a point or two between runs."""
 
     def check(self) -> None:
         if self.threshold is not None:
             check_positive("threshold", self.threshold)
         elif self.calibrated:
-            raise InputError("threshold: expected a number where it counts in calibrated coordinates, got none")
+            raise InputError("threshold: expected a number if calibrated, got none")
         if self.confidence is not None:
             check_probability("confidence", self.confidence)
         check_whole_number("repeats", self.repeats, 1)
@@ -56,7 +55,7 @@ class PoseSettings(Settings):
             self.load(estimator)
 
     def load(self, estimator: str, matches: Correspondences | None = None) -> Estimator:
-        """An estimator with the options of these settings, for matches whose cameras say what a ray is in pixels."""
+        """Load an estimator with these settings; the matches' cameras convert a calibrated threshold to pixels."""
         given = split_options(estimator, "estimator")[1]
         threshold = self.threshold
         if threshold is not None and self.calibrated and matches is not None:
@@ -66,11 +65,11 @@ class PoseSettings(Settings):
         return load_estimator(estimator, **{name: value for name, value in options.items() if name not in given})
 
     def describe(self, estimator: str) -> str:
-        """The estimator with all that decides its numbers, in words."""
+        """Describe the estimator and its settings in words."""
         name, given = split_options(estimator, "estimator")
         loaded = self.load(estimator)
-        told = ("threshold", "confidence", "match_selection")
-        own = "".join(f", {key} {value}" for key, value in given.items() if key not in told)
+        named = ("threshold", "confidence", "match_selection")
+        own = "".join(f", {key} {value}" for key, value in given.items() if key not in named)
         unit = "in calibrated coordinates" if self.calibrated and "threshold" not in given else "px / mean focal length"
         confidence = "its default" if loaded.confidence is None else f"{loaded.confidence:.15g}"
         repeats = f", mean of {self.repeats} runs" if self.repeats > 1 else ""
@@ -78,52 +77,55 @@ class PoseSettings(Settings):
         return f"{name}, threshold {loaded.threshold:g} {unit}, confidence {confidence}, {matches}{own}{repeats}"
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """A published way to measure."""
-
-    pose: PoseSettings
-    longest_side: int | None
-    """Of the photos; None leaves them as they are."""
-
-
-PROTOCOLS = {
-    "plain": Protocol(PoseSettings(), None),
-    "yfcc": Protocol(PoseSettings(threshold=1.0, confidence=0.99999), 1600),
-    "sun3d": Protocol(PoseSettings(threshold=0.001, calibrated=True, confidence=0.99), None),
+PROTOCOLS: dict[str, tuple[dict[str, Any], int | None]] = {
+    "plain": ({}, None),
+    "yfcc": ({"threshold": 1.0, "confidence": 0.99999}, 1600),
+    "sun3d": ({"threshold": 0.001, "calibrated": True, "confidence": 0.99}, None),
 }
+"""Published protocols: pose settings, and longest side of the photos."""
+
+
+def protocol_settings(protocol: str, **changes: Any) -> tuple[PoseSettings, int | None]:
+    """A protocol's pose settings with the changes that are not None, and its longest side of photos."""
+    if protocol not in PROTOCOLS:
+        raise InputError(f"protocol: expected one of {', '.join(PROTOCOLS)}, got {protocol!r}")
+    settings, longest_side = PROTOCOLS[protocol]
+    return PoseSettings(**settings | {k: v for k, v in changes.items() if v is not None}), longest_side
 
 
 def pose_error(
     pair: LabelledPair, prediction: Prediction, estimator: str, settings: PoseSettings, repeat: int = 0
 ) -> PoseError:
-    """Estimates the pose from the kept matches and compares it with the true one.
+    """Estimate the pose from the kept matches and compare it with the true one.
 
     Args:
-        repeat: 0 takes the matches in their order; others shuffle them, each in its own way.
+        repeat: 0 uses the matches in their order; others are seeds to shuffle them.
     """
+    import cv2
+
     loaded = settings.load(estimator, pair.matches)
-    taken = pair.matches[loaded.taken(pair.matches, prediction)]
+    used = pair.matches[loaded.taken(pair.matches, prediction)]
     if repeat:
-        taken = taken[np.random.default_rng(repeat).permutation(len(taken))]
-    if len(taken) < MIN_MATCHES:
+        used = used[np.random.default_rng(repeat).permutation(len(used))]
+    if len(used) < MIN_MATCHES:
         return PoseError.of_failure()
-    # OpenCV's estimators have generators of their own; this covers what else draws from the global one.
+    # Seeds what draws from OpenCV's global generator.
     cv2.setRNGSeed(0)
-    return pair.pose_error(loaded.pose(taken))
+    return pair.pose_error(loaded.pose(used))
 
 
 @dataclass(frozen=True)
 class PairScore:
-    """One pruner on one pair."""
+    """Scores of one pruner on one pair."""
 
     kept: int
+    """Number of kept matches."""
     precision: float
     recall: float
     f1: float
     average_precision: float
     poses: Mapping[str, Sequence[PoseError]]
-    """By estimator, one for each repeat; empty where the source has no poses."""
+    """By estimator, one for each repeat; empty if the source has no poses."""
 
 
 def score_pair(pair: LabelledPair, prediction: Prediction, settings: PoseSettings) -> PairScore:
@@ -142,16 +144,16 @@ def score_pair(pair: LabelledPair, prediction: Prediction, settings: PoseSetting
 
 @dataclass(frozen=True, eq=False)
 class PrunerScores:
-    """One pruner on all pairs of a source."""
+    """Scores of one pruner on all pairs of a source."""
 
     pairs: Sequence[PairScore]
     calibration_error: float
-    """Of the scores of all matches together."""
-    inlier_neighbours: np.ndarray | None = field(default=None)
+    """Calibration error of the probabilities of all matches together."""
+    inlier_neighbours: np.ndarray | None = None
     """[blocks + 1 x k's] mean over pairs of `metrics.inlier_neighbour_ratio`, for the input and after every block."""
 
     def column(self, name: str) -> np.ndarray:
-        """[P] a number of every pair by its name in `PairScore`."""
+        """[P] one field of `PairScore`."""
         return np.array([getattr(pair, name) for pair in self.pairs], np.float64)
 
     def errors(self, estimator: str, part: str = "worse") -> np.ndarray:
@@ -170,7 +172,7 @@ class PrunerScores:
         return {**means, "calibration_error": self.calibration_error}
 
     def pose_summary(self, estimator: str) -> dict[str, Any]:
-        """AUC and mAP in percent, means over repeats; how much AUC differs between them; pairs without an answer."""
+        """AUC and mAP in percent, means over repeats; deviation of AUC between them; number of failed pairs."""
 
         def percent(metric: Callable[[np.ndarray], list[float]], part: str = "worse") -> np.ndarray:
             return 100 * np.array([metric(errors) for errors in self.errors(estimator, part)])

@@ -1,7 +1,6 @@
-"""How fast, how large: times of pruners and networks, peak memory, pairs per second.
+"""Time and memory of pruners and networks.
 
-Networks are measured with torch, numpy and safetensors alone, on a CPU or a GPU; OpenCV is imported only where
-classical pruners and features are measured too.
+Networks need only torch, numpy and safetensors; OpenCV is imported for classical pruners and features.
 """
 
 from __future__ import annotations
@@ -30,19 +29,18 @@ from ananet.pruners import load
 WARM_UP_RUNS = 3
 FIRST_ORDER = "none"
 FORM_NAMES = {"cubic": "Cub.", "quadratic": "Qua.", "linear": "Lin.", FIRST_ORDER: "none"}
-# Image that synthetic matches and the stand-in photos are scaled to.
+# Image of synthetic matches and textures.
 WIDTH, HEIGHT, FOCAL = 1024, 768, 800.0
 MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
 class Effort(Settings):
-    """How much measuring is enough."""
+    """When a measurement ends: after so many runs or seconds, whichever is first."""
 
     runs: int = 4000
-    """As many as in the paper."""
+    """As in the paper."""
     seconds: float = 10.0
-    """A measurement ends after this time even with fewer runs."""
 
     def check(self) -> None:
         check_positive("runs", self.runs)
@@ -51,30 +49,38 @@ class Effort(Settings):
 
 @dataclass(frozen=True)
 class Timing:
-    """What one measurement gave."""
+    """Times in milliseconds, and memory beyond that in use before; None where the system does not report it."""
 
     mean: float
-    """Milliseconds."""
     median: float
     runs: int
     peak_mebibytes: float | None
-    """Memory on top of what was there before; None where the system does not say."""
+
+    @property
+    def peak(self) -> str:
+        return "-" if self.peak_mebibytes is None else f"{self.peak_mebibytes:.0f}"
+
+
+Timings = dict[str, dict[int, Timing | None]]
+"""By form and number of matches; None if out of memory."""
+Scorer = Callable[[Tensor], Tensor]
+"""[B x N x 4] matches to [B x N] logits."""
+Log = Callable[[str], None]
 
 
 def measure(
     call: Callable[[Any], object], make_input: Callable[[], Any], effort: Effort, device: torch.device
 ) -> Timing:
-    """Times a call on fresh input for every run, which is made outside of the time that counts.
+    """Time a call on fresh input for every run, which is made outside of the measured time.
 
-    On a GPU the time is that between two events around the call on an idle device: what a caller waits.
+    On a GPU, the time between two events around the call on an idle device.
     """
     timer = _gpu_milliseconds if device.type == "cuda" else _cpu_milliseconds
-    # CUDA graphs take their memory on the first run, and keep it.
+    # The first run takes the memory of CUDA graphs, which counts, or loads libraries on a CPU, which does not.
     peak = PeakMemory(device)
     for _ in range(WARM_UP_RUNS):
         timer(call, make_input())
     if device.type == "cpu":
-        # There, the first run is when libraries are loaded.
         peak = PeakMemory(device)
     times: list[float] = []
     start = time.perf_counter()
@@ -100,15 +106,23 @@ def _gpu_milliseconds(call: Callable[[Any], object], given: Any) -> float:
 
 
 class PeakMemory:
-    """The most memory in use since this was made, beyond what was in use then."""
+    """Peak memory since construction, beyond what was in use then."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.before: float | None = None
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-            self.before: float | None = torch.cuda.memory_allocated(device) / MEBIBYTE
-        else:
-            self.before = self._reset_process()
+            self.before = torch.cuda.memory_allocated(device) / MEBIBYTE
+        elif platform.system() == "Linux":
+            try:
+                # Memory that was freed but not returned to the system would hide new allocations.
+                ctypes.CDLL(None).malloc_trim(0)
+                # Writing 5 resets the peak of the process.
+                Path("/proc/self/clear_refs").write_text("5")
+                self.before = _process_mebibytes("VmRSS")
+            except (OSError, AttributeError):
+                pass
 
     def mebibytes(self) -> float | None:
         if self.before is None:
@@ -116,19 +130,6 @@ class PeakMemory:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) / MEBIBYTE - self.before
         return max(0.0, _process_mebibytes("VmHWM") - self.before)
-
-    @staticmethod
-    def _reset_process() -> float | None:
-        """Linux forgets a process's peak when "5" is written to this file."""
-        if platform.system() != "Linux":
-            return None
-        try:
-            # What was freed but not given back would hide what is taken next.
-            ctypes.CDLL(None).malloc_trim(0)
-            Path("/proc/self/clear_refs").write_text("5")
-            return _process_mebibytes("VmRSS")
-        except (OSError, AttributeError):
-            return None
 
 
 def _process_mebibytes(name: str) -> float:
@@ -142,12 +143,12 @@ class Execution:
 
     device: torch.device
     plain: bool = False
-    """Whether as they are trained; otherwise as `ananet.load` runs them, the fastest way there is on the device."""
+    """Run the module as trained instead of the fast path of `ananet.load`."""
     dtype: torch.dtype = torch.float32
-    """Of a plain network; the fast way chooses its own."""
+    """Of a plain network."""
 
     def network(self, settings: NetworkSettings) -> Scorer:
-        """A network that is not trained: weights do not matter for speed."""
+        """A network with random weights."""
         torch.manual_seed(0)
         network = make_network(settings).eval()
         if self.plain:
@@ -155,13 +156,29 @@ class Execution:
         engine = engine_for(network, self.device)
         return lambda matches: engine(matches, None)
 
+    def describe(self) -> str:
+        """Machine and software, in one line."""
+        threads = torch.get_num_threads()
+        if self.device.type == "cuda":
+            where = torch.cuda.get_device_name(self.device)
+        else:
+            where = f"{_processor()}, {threads} thread{'s' * (threads > 1)}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        how = f"plain network in {dtype}" if self.plain else "network as ananet.load runs it"
+        return f"{where}; torch {torch.__version__}; {how}, attention {choose_backend(self.device)}"
 
-Scorer = Callable[[Tensor], Tensor]
-"""[B x N x 4] matches to [B x N] logits."""
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 def with_form(form: str) -> NetworkSettings:
-    """The paper's network with one form of second-order context, or "none"."""
+    """The paper's network with a form of second-order context, or "none"."""
     if form == FIRST_ORDER:
         return ANANetSettings(second_order=False)
     return ANANetSettings(form=form)  # type: ignore[arg-type]
@@ -169,7 +186,7 @@ def with_form(form: str) -> NetworkSettings:
 
 @torch.inference_mode()
 def measure_network(network: Scorer, batch: int, length: int, effort: Effort, execution: Execution) -> Timing:
-    """Time of one pass over a batch of random problems of so many matches."""
+    """Time one pass over a batch of random problems of `length` matches each."""
     generator = torch.Generator(execution.device).manual_seed(0)
 
     def make_input() -> Tensor:
@@ -178,30 +195,24 @@ def measure_network(network: Scorer, batch: int, length: int, effort: Effort, ex
     return measure(network, make_input, effort, execution.device)
 
 
-def measure_forms(
-    lengths: Sequence[int], effort: Effort, execution: Execution, log: Callable[[str], None]
-) -> dict[str, dict[int, Timing | None]]:
-    """Times of the network without and with each form, by number of matches; None where memory does not suffice."""
-    found: dict[str, dict[int, Timing | None]] = {}
+def measure_forms(lengths: Sequence[int], effort: Effort, execution: Execution, log: Log) -> Timings:
+    """Time the network without second-order context and with each form of it."""
+    found: Timings = {}
     for form in (FIRST_ORDER, *FORMS):
         network = execution.network(with_form(form))
         found[form] = {}
         for length in lengths:
             log(f"network, {form}, N = {length}")
-            found[form][length] = _unless_out_of_memory(network, length, effort, execution)
+            try:
+                found[form][length] = measure_network(network, 1, length, effort, execution)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                found[form][length] = None
     return found
 
 
-def _unless_out_of_memory(network: Scorer, length: int, effort: Effort, execution: Execution) -> Timing | None:
-    try:
-        return measure_network(network, 1, length, effort, execution)
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        return None
-
-
-def forms_table(found: dict[str, dict[int, Timing | None]]) -> list[dict[str, Any]]:
-    """Table 5 right: mean extra milliseconds that each form adds to the network without; last, the latter."""
+def forms_table(found: Timings) -> list[dict[str, Any]]:
+    """Table 5 right: mean extra milliseconds of each form; last, the network without."""
     rows = []
     for form in ("cubic", "quadratic", "linear"):
         row: dict[str, Any] = {"Form": FORM_NAMES[form]}
@@ -213,7 +224,7 @@ def forms_table(found: dict[str, dict[int, Timing | None]]) -> list[dict[str, An
     return [*rows, {"Form": FORM_NAMES[FIRST_ORDER], **whole}]
 
 
-def details_table(found: dict[str, dict[int, Timing | None]]) -> list[dict[str, Any]]:
+def details_table(found: Timings) -> list[dict[str, Any]]:
     """Mean, median and peak memory of the whole network."""
     return [
         {"Form": FORM_NAMES[form], "N": length, **timing_row(timing)}
@@ -225,8 +236,14 @@ def details_table(found: dict[str, dict[int, Timing | None]]) -> list[dict[str, 
 def timing_row(timing: Timing | None) -> dict[str, Any]:
     if timing is None:
         return {"mean ms": None, "median ms": None, "runs": 0, "peak MiB": "out of memory"}
-    peak = "-" if timing.peak_mebibytes is None else f"{timing.peak_mebibytes:.0f}"
-    return {"mean ms": timing.mean, "median ms": timing.median, "runs": timing.runs, "peak MiB": peak}
+    return {"mean ms": timing.mean, "median ms": timing.median, "runs": timing.runs, "peak MiB": timing.peak}
+
+
+def timings_as_json(found: Timings) -> dict[str, dict[str, Any]]:
+    return {
+        form: {str(length): asdict(timing) if timing else None for length, timing in by_length.items()}
+        for form, by_length in found.items()
+    }
 
 
 def measure_throughput(
@@ -242,9 +259,9 @@ def measure_throughput(
 
 
 def measure_pruners(
-    names: Sequence[str], length: int, effort: Effort, execution: Execution, log: Callable[[str], None]
+    names: Sequence[str], length: int, effort: Effort, execution: Execution, log: Log
 ) -> dict[str, Timing]:
-    """Times of pruners on synthetic problems, from matches to mask."""
+    """Time pruners on synthetic problems, from matches to mask."""
     problems = SyntheticProblems(length)
     found = {}
     for name in names:
@@ -255,7 +272,7 @@ def measure_pruners(
 
 
 class SyntheticProblems:
-    """Matches between two cameras, other ones at every call."""
+    """Matches between two cameras, different ones at every call."""
 
     def __init__(self, length: int) -> None:
         self.generator = torch.Generator().manual_seed(0)
@@ -265,24 +282,13 @@ class SyntheticProblems:
         problem = synthesize(1, self.generator, self.settings)
         K = torch.tensor([[FOCAL, 0, WIDTH / 2], [0, FOCAL, HEIGHT / 2], [0, 0, 1]])
         points = (problem.matches[0] * FOCAL + torch.tensor([WIDTH / 2, HEIGHT / 2] * 2)).numpy()
-        return Correspondences(
-            points[:, :2],
-            points[:, 2:],
-            K0=K,
-            K1=K,
-            image_size0=(WIDTH, HEIGHT),
-            image_size1=(WIDTH, HEIGHT),
-            ratio=problem.ratio[0],
-            mutual=problem.mutual[0],
-        )
+        size = (WIDTH, HEIGHT)
+        side = {"ratio": problem.ratio[0], "mutual": problem.mutual[0]}
+        return Correspondences(points[:, :2], points[:, 2:], K0=K, K1=K, image_size0=size, image_size1=size, **side)
 
 
 def measure_reference(photos: tuple[Path, Path] | None, effort: Effort) -> Timing:
-    """What matches cost before any pruner sees them: SIFT on two photos and nearest neighbours (Ref. in Table 2).
-
-    Args:
-        photos: two files; None for random texture of 1024 x 768 pixels.
-    """
+    """Time SIFT on two photos and nearest neighbours (Ref. in Table 2); None for a random texture."""
     from ananet.io.images import read_image
 
     images = [_texture(seed) for seed in (0, 1)] if photos is None else [read_image(photo) for photo in photos]
@@ -291,7 +297,7 @@ def measure_reference(photos: tuple[Path, Path] | None, effort: Effort) -> Timin
 
 
 def _texture(seed: int) -> np.ndarray:
-    """[H x W] uint8 noise at many scales, as photos have."""
+    """[H x W] uint8 noise at many scales, as in photos."""
     import cv2
 
     rng = np.random.default_rng(seed)
@@ -302,46 +308,14 @@ def _texture(seed: int) -> np.ndarray:
     return (128 + sum(layers)).clip(0, 255).astype(np.uint8)
 
 
-def table_2(found: dict[str, Timing], reference: Timing | None) -> list[dict[str, Any]]:
-    """Table 2: a column for each method, milliseconds; below the mean also the median, the runs and the memory."""
-    columns = {**found, **({} if reference is None else {"Ref.": reference})}
-    rows: list[dict[str, Any]] = []
-    for title, text in (
-        ("runtimes (mean, ms)", lambda t: f"{t.mean:.2f}"),
-        ("median, ms", lambda t: f"{t.median:.2f}"),
-        ("runs", lambda t: str(t.runs)),
-        ("peak, MiB", lambda t: "-" if t.peak_mebibytes is None else f"{t.peak_mebibytes:.0f}"),
-    ):
-        rows.append({"Method": title, **{name: text(timing) for name, timing in columns.items()}})
-    return rows
-
-
-def describe(execution: Execution) -> str:
-    """What the numbers hold for, in one line."""
-    device = execution.device
-    if device.type == "cuda":
-        where = torch.cuda.get_device_name(device)
-    else:
-        where = f"{_processor()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
-    how = (
-        f"plain network in {str(execution.dtype).removeprefix('torch.')}"
-        if execution.plain
-        else "network as ananet.load runs it"
-    )
-    return f"{where}; torch {torch.__version__}; {how}, attention {choose_backend(device)}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
-
-
-def timings_as_json(found: dict[str, dict[int, Timing | None]]) -> dict[str, dict[str, Any]]:
-    return {
-        form: {str(length): asdict(timing) if timing else None for length, timing in by_length.items()}
-        for form, by_length in found.items()
+def table_2(found: dict[str, Timing]) -> list[dict[str, Any]]:
+    """Table 2: a column for each method; mean and median in milliseconds, runs and memory."""
+    texts: dict[str, Callable[[Timing], str]] = {
+        "runtimes (mean, ms)": lambda timing: f"{timing.mean:.2f}",
+        "median, ms": lambda timing: f"{timing.median:.2f}",
+        "runs": lambda timing: str(timing.runs),
+        "peak, MiB": lambda timing: timing.peak,
     }
+    return [
+        {"Method": title, **{name: text(timing) for name, timing in found.items()}} for title, text in texts.items()
+    ]

@@ -1,8 +1,4 @@
-"""A function over many numbers on all cores: one process per core, one thread per process.
-
-Threads inside workers (OpenMP, BLAS, OpenCV) would fight for the same cores, and sums would depend on how many there
-are. With one thread in each, the result is the same whatever the number of workers.
-"""
+"""Processes with one thread each, so that sums and thus results do not depend on the number of workers."""
 
 from __future__ import annotations
 
@@ -19,9 +15,9 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-# Numbers that a worker takes at once; few, so that the bar moves and the last ones end together.
+# Items that a worker takes at once; few, so that all workers end at about the same time.
 AT_ONCE = 4
-# Windows waits for no more.
+# Limit of Windows.
 MAX_WORKERS = 61
 
 
@@ -32,10 +28,10 @@ def worker_pool(
     """Processes that have each called `initializer(*arguments)`. An error or Ctrl-C ends them at once.
 
     Args:
-        workers: how many; None for one per core.
+        workers: number of processes; None for one per core.
     """
     before = {name: os.environ.get(name) for name in ONE_THREAD}
-    # Read by numpy and OpenMP when they are imported in a worker.
+    # numpy and OpenMP read these when a worker imports them.
     os.environ.update(ONE_THREAD)
     # Forking a process that runs threads is not safe.
     context = multiprocessing.get_context("spawn")
@@ -62,7 +58,7 @@ def worker_pool(
 def map_ahead(
     pool: ProcessPoolExecutor, function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], ahead: int
 ) -> Iterator[Any]:
-    """`pool.map` in constant memory: at most so many calls are ahead of the result that is taken."""
+    """`pool.map` in constant memory: at most `ahead` calls are submitted before their results are consumed."""
     given = iter(arguments)
     running: deque[Future[list[Any]]] = deque()
     while chunk := list(islice(given, AT_ONCE)):
@@ -78,13 +74,13 @@ def _call(function: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[An
 
 
 def _start(lifeline: Connection, initializer: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    # Ctrl-C reaches every process of the terminal; the parent decides.
+    # Ctrl-C reaches every process of the terminal; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     initializer(*arguments)
 
 
 def _end_with(lifeline: Connection) -> None:
-    """Ends the process when the parent lets go of the other end of the line, on purpose or because it was killed."""
+    """End the process when the parent closes the other end of the pipe or is killed."""
     wait([lifeline])
     os._exit(1)

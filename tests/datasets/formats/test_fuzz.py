@@ -84,7 +84,7 @@ def write_prediction_file(folder: Path) -> None:
 
 def read_prediction_file(folder: Path) -> None:
     found = read_predictions(folder / "tiny.safetensors")
-    assert all(len(answer.mask) == len(answer.logits) for answer in found.answers)
+    assert all(len(answer.mask) == len(answer.logits) for answer in found.results)
     store = PredictionStore(folder, {"tiny": ORIGIN}, 3)
     for number, name in enumerate("abc"):
         store.check(number, name, str(number + 1))
