@@ -10,8 +10,17 @@ import torch
 from ananet import InputError
 from ananet.attention.reference import CONTEXT
 from ananet.cli.main import main
-from ananet.evaluation.explain import block_features, inlier_neighbours, shared_attention, two_apart, view_blocks
+from ananet.evaluation.explain import (
+    best_head,
+    block_features,
+    inlier_neighbours,
+    separation,
+    shared_attention,
+    two_apart,
+    view_blocks,
+)
 from ananet.networks import ANANet, ANANetSettings, Network, load_network
+from ananet.networks.base import BlockView
 from ananet.networks.input import network_input
 from ananet.twoview.drawing import GREEN
 from tests.conftest import make_problem
@@ -102,6 +111,14 @@ def test_two_apart():
         two_apart(points, logits, np.array([0]))
 
 
+def test_separation():
+    good = np.array([True, False, True, False])
+    assert separation(np.array([3.0, 1, 2, 0]), good) == 1 and separation(np.array([0.0, 1, 0, 1]), good) == 0
+    assert separation(np.ones(4), good) == 0.5 == separation(np.arange(4.0), np.ones(4, bool))
+    views = [BlockView(torch.zeros(2, 4, 4), torch.tensor([[0.0, 1, 2, 3], [3, 1, 2, 0]])) for _ in range(2)]
+    assert best_head(views, good) == (1, 2, 1.0)
+
+
 @pytest.fixture
 def always(tmp_path):
     """A network that keeps everything."""
@@ -148,10 +165,18 @@ def test_pictures_with_labels(world, always, tmp_path, capsys):
 def test_without_labels_or_weights_it_says_so(world, always, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     code, out, _ = explain(capsys, world, "--pruner", f"lpm,{always}", "-o", tmp_path / "o", "--max-keypoints", 100)
-    assert code == 0 and "kept and removed matches stand in for right and wrong" in out
+    assert code == 0 and "green means kept and red removed" in out and "context.png: how well each match agrees" in out
     code, out, _ = explain(capsys, world, "--pruner", "lpm,gms", "-o", tmp_path / "p", "--max-keypoints", 100)
-    assert code == 0 and "No network on its own" in out
+    assert code == 0 and "None of the pruners is a single network" in out
     assert [p.name for p in (tmp_path / "p").iterdir()] == ["matches.png"]
+
+
+def test_the_default_is_the_network_that_auto_chooses(world, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    code, out, err = explain(capsys, world, "-o", tmp_path, "--max-keypoints", 500, "--json")
+    assert code == 0, err
+    summary = json.loads(out)
+    assert list(summary["pruners"]) == ["auto"] and 0.5 < summary["context"]["separation"] <= 1
 
 
 def test_wrong_arguments(world, always, tmp_path, capsys):
@@ -160,10 +185,10 @@ def test_wrong_arguments(world, always, tmp_path, capsys):
     pose.write_text("1 2 3")
     small = ("-o", tmp_path / "out", "--max-keypoints", 100)
     for arguments, word in (
-        (("--pruner", always, "--block", 9), "--block: expected 1 to 2, got 9"),
-        (("--pruner", always, "--head", 3), "--head: expected 1 to 2, got 3"),
-        (("--pruner", always, "--head", 0), "--head: expected at least 1, got 0"),
-        (("--pruner", always, "--block", 0), "--block: expected at least 1, got 0"),
+        (("--pruner", always, "--block", 9), "--block: expected a whole number from 1 to 2, got 9"),
+        (("--pruner", always, "--head", 3), "--head: expected a whole number from 1 to 2, got 3"),
+        (("--pruner", always, "--head", 0), "--head: expected a whole number of at least 1, got 0"),
+        (("--pruner", always, "--block", 0), "--block: expected a whole number of at least 1, got 0"),
         (("--pruner", "wrong"), "pruner: expected one of"),
         (("--pruner", "all", "--pose", pose), "--pose: expected together with --k0 and --k1"),
         (("--pruner", "all", "--focal", 300, "--pose", pose), "--pose: expected a text file with 12 or 16"),
@@ -177,7 +202,7 @@ def test_what_cannot_be_done_is_found_before_the_work(world, tmp_path, capsys, m
     def worked(*_, **__):
         raise AssertionError("worked")
 
-    for place in ("ananet.twoview.matcher.match_photos", "ananet.io.images.read_image", "ananet.pruners.load"):
+    for place in ("ananet.twoview.match_photos", "ananet.io.images.read_image", "ananet.pruners.load"):
         monkeypatch.setattr(place, worked)
     (tmp_path / "file").write_text("")
     (tmp_path / "pose.txt").write_text("1 2 3")

@@ -37,8 +37,6 @@ def test_every_pruner_is_drawn(evaluation):
 def test_contexts_of_two_groups(world):
     problem = make_problem(30, 30)
     views = view_blocks(load_network(world.weights)[0], problem.matches)
-    groups = {"right": problem.inlier, "wrong": ~problem.inlier}
-    picture = plots.plot_context(views, groups, "title")
+    picture = plots.plot_context(views, problem.inlier, name="tiny")
     assert is_a_picture(picture)
-    none = {"right": np.zeros(60, bool), "wrong": np.ones(60, bool)}
-    assert not np.array_equal(plots.plot_context(views, none, "title"), picture)
+    assert not np.array_equal(plots.plot_context(views, np.zeros(60, bool), name="tiny"), picture)

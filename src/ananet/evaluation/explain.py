@@ -88,3 +88,28 @@ def shared_attention(attention: Tensor, pair: tuple[int, int], count: int) -> Sh
     attention[list(pair), list(pair)] = -1.0
     top = attention[list(pair)].topk(min(count, attention.shape[1] - 1), dim=1).indices.cpu().numpy()
     return SharedAttention(pair, (top[0], top[1]))
+
+
+def separation(values: np.ndarray, good: np.ndarray) -> float:
+    """Probability that a good match has a higher value than another one; 0.5 if there are none of a kind.
+
+    >>> separation(np.array([1.0, 2.0, 3.0, 3.0]), np.array([False, False, True, False]))
+    0.8333333333333334
+    """
+    others = np.sort(values[~good])
+    if not len(others) or not good.any():
+        return 0.5
+    below, not_above = (np.searchsorted(others, values[good], side) for side in ("left", "right"))
+    return float((below + not_above).mean() / (2 * len(others)))
+
+
+def best_head(views: Sequence[BlockView], good: np.ndarray) -> tuple[int, int, float]:
+    """Block and head, from 1, with the context that separates good matches from others best, and its separation."""
+    found = [
+        (separation(head.cpu().numpy(), good), -block, -number)
+        for block, view in enumerate(views, start=1)
+        if view.context is not None
+        for number, head in enumerate(view.context, start=1)
+    ]
+    value, block, number = max(found)
+    return -block, -number, value

@@ -1,22 +1,22 @@
-"""Plots of evaluations and of what the network sees, as pictures."""
+"""Plots of evaluations and of the inside of networks, as pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ananet._util.plots import figure_to_picture, import_matplotlib
 from ananet.core import metrics
-from ananet.evaluation.explain import NEIGHBOURS
+from ananet.evaluation.explain import NEIGHBOURS, separation
 from ananet.evaluation.runner import Evaluation
 from ananet.networks.base import BlockView
 
 MAX_ERROR = 20.0
 INLIER_RATIO_EDGES = np.linspace(0, 1, 11)
 COLOURS = ("blue", "orange", "green", "red", "purple", "brown", "pink", "gray", "olive", "cyan")
-# Points of a curve that are drawn; a pooled one has as many as there are matches.
+# Points drawn of a curve; a pooled one has one per match.
 CURVE_POINTS = 500
 
 
@@ -58,7 +58,7 @@ def plot_f1(evaluation: Evaluation) -> np.ndarray:
     pairs = axis.twinx()
     pairs.bar(middle, count, width=0.09, color="0.9", zorder=0)
     pairs.set_ylabel("pairs", color="0.5")
-    # Lines before bars.
+    # Lines in front of bars.
     axis.set_zorder(pairs.get_zorder() + 1)
     axis.patch.set_visible(False)
     axis.set_xlim(0, 1)
@@ -68,7 +68,7 @@ def plot_f1(evaluation: Evaluation) -> np.ndarray:
 
 
 def plot_precision_recall(evaluation: Evaluation) -> np.ndarray:
-    """Precision over recall as the score decides, all matches together; a dot where the pruner itself decides."""
+    """Precision over recall by score, all matches together; a dot at the pruner's own threshold."""
     figure, axis = _axis("recall", "precision")
     for name, predictions in evaluation.predictions.items():
         scores, inlier = evaluation.pooled(name)
@@ -107,7 +107,7 @@ def plot_neighbours(ratios: np.ndarray, neighbours: Sequence[int], name: str) ->
     Args:
         ratios: [blocks + 1 x k's].
     """
-    figure, axis = _axis("k nearest neighbours in feature space", "share of the same kind among them")
+    figure, axis = _axis("number k of nearest neighbours in feature space", "share of the same kind among them")
     for block, row in enumerate(ratios):
         axis.plot(neighbours, row, marker="o", label=f"after block {block}" if block else "before the blocks")
     axis.set_ylim(0, 1)
@@ -115,40 +115,58 @@ def plot_neighbours(ratios: np.ndarray, neighbours: Sequence[int], name: str) ->
     return _finished(figure, axis, name)
 
 
-def plot_context(views: Sequence[BlockView], groups: Mapping[str, np.ndarray], title: str) -> np.ndarray:
+def plot_context(
+    views: Sequence[BlockView], good: np.ndarray, words: tuple[str, str] = ("right", "wrong"), name: str = ""
+) -> np.ndarray:
     """Histograms of the attention-consistent context by block and head, before and after normalisation (Figs. 3b, 8).
 
     Args:
         views: blocks with second order.
-        groups: [N] bool of the matches to tell apart, by what they are; green the first, red the second.
+        good: [N] bool: green matches; the others are red.
+        words: what green and red matches are.
+        name: name of the network, for the title.
     """
-    plt = import_matplotlib()
     heads = len(views[0].attention)
-    size = (2.6 * 2 * heads, 2.0 * len(views) + 0.6)
-    figure, axes = plt.subplots(len(views), 2 * heads, figsize=size, dpi=80, layout="constrained", squeeze=False)
-    for block, view in enumerate(views):
-        assert view.context is not None and view.normalized is not None
-        for head in range(heads):
-            for column, (values, what) in enumerate(((view.context, "h"), (view.normalized, "sigmoid(alpha h)"))):
-                axis = axes[block, 2 * head + column]
-                _two_histograms(axis, values[head].cpu().numpy(), groups)
-                axis.set_title(f"block {block + 1}, head {head + 1}: {what}", fontsize=8)
-                axis.tick_params(labelsize=7)
-                axis.set_yticks([])
-    axes[0, 0].legend(fontsize=7)
-    figure.suptitle(title, fontsize=10)
+    groups = ((words[0], good, "tab:green"), (words[1], ~good, "tab:red"))
+    figure = import_matplotlib().figure(figsize=(4.6 * heads, 1.7 * len(views) + 2.2), dpi=80, layout="constrained")
+    halves = figure.subfigures(1, 2, wspace=0.03)
+    titles = ("as computed from the attention (h in the paper)", "as the network uses it: sigmoid(alpha h)")
+    for half, title, normalized in zip(halves, titles, (False, True), strict=True):
+        half.suptitle(title, fontsize=11)
+        half.supxlabel("agreement with the other matches", fontsize=10)
+        axes = half.subplots(len(views), heads, squeeze=False)
+        for block, view in enumerate(views):
+            context = view.normalized if normalized else view.context
+            assert context is not None
+            for head in range(heads):
+                axis, values = axes[block, head], context[head].cpu().numpy()
+                _histograms(axis, values, groups)
+                axis.set_title(f"{words[0]} higher: {separation(values, good):.0%}", fontsize=8, loc="right", pad=2)
+                if block == 0:
+                    axis.set_title(f"head {head + 1}", fontsize=10, loc="left", pad=2)
+            axes[block, 0].set_ylabel(f"block {block + 1}\nshare of matches", fontsize=8)
+    figure.suptitle(
+        f"{name}: how well the attention of each match agrees with that of the other matches\n"
+        f"Far to the right: many other matches support it. The further green and red are apart, the better this head "
+        f"tells {words[0]} from {words[1]} matches.\n"
+        f"'{words[0]} higher': how often a {words[0]} match is to the right of a {words[1]} one (50%: no difference)",
+        fontsize=11,
+    )
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=11)
     return figure_to_picture(figure)
 
 
-def _two_histograms(axis: Any, values: np.ndarray, groups: Mapping[str, np.ndarray]) -> None:
-    # A few matches that everything attends to would squeeze all others into one bar.
+def _histograms(axis: Any, values: np.ndarray, groups: Sequence[tuple[str, np.ndarray, str]]) -> None:
+    # A few large values would squeeze all others into one bar: they are put into the last one.
     low, high = np.percentile(values, (0, 99))
-    edges = np.linspace(low, high if high > low else low + 1e-6, 41)
-    for (name, chosen), colour in zip(groups.items(), ("tab:green", "tab:red"), strict=False):
-        if chosen.any():
-            axis.hist(
-                values[chosen].clip(edges[0], edges[-1]), edges, density=True, color=colour, alpha=0.5, label=name
-            )
+    edges = np.linspace(low, high if high > low else low + 1e-6, 31)
+    for word, chosen, colour in groups:
+        shares = np.full(chosen.sum(), 1 / max(chosen.sum(), 1))
+        label = f"{word} matches ({chosen.sum()})"
+        axis.hist(values[chosen].clip(edges[0], edges[-1]), edges, weights=shares, color=colour, alpha=0.5, label=label)
+    axis.tick_params(labelsize=7)
+    axis.set_yticks([])
 
 
 def _axis(x: str, y: str) -> tuple[Any, Any]:
@@ -156,7 +174,7 @@ def _axis(x: str, y: str) -> tuple[Any, Any]:
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.grid(alpha=0.3)
-    # Ten colours come once more, dashed.
+    # Ten colours, then the same dashed.
     axis.set_prop_cycle(color=2 * [f"tab:{name}" for name in COLOURS], linestyle=10 * ["-"] + 10 * ["--"])
     return figure, axis
 
