@@ -122,7 +122,7 @@ class Kills:
         for left in self.path.parent.glob(f"{self.path.name}*"):
             left.unlink()
         shutil.copy(self.original, self.path)
-        command = [sys.executable, "-m", "ananet", "colmap", str(self.path), "--device", "cpu"]
+        command = [sys.executable, "-m", "ananet", "colmap", str(self.path), "--prune", "--device", "cpu"]
         command += ["--pruner", self.pruner] if self.pruner else []
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

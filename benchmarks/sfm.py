@@ -39,6 +39,7 @@ from ananet.datasets.photos import read_posed_image
 from ananet.datasets.sfm import PHOTOS_AT_ONCE, chunks
 from ananet.errors import InputError
 from ananet.features import Features, match
+from ananet.features.matching import join
 from ananet.integrations.colmap.database import HALF_PIXEL
 from ananet.integrations.colmap.library import import_pycolmap, quiet
 from ananet.pruners import load
@@ -144,13 +145,6 @@ class Collection:
             angles=np.arctan2(a21, a11),
         )
 
-    def _matches(self, first: str, second: str, indices: np.ndarray) -> Correspondences:
-        """The matches that join keypoints of these numbers, [N x 2]."""
-        both = [(self.features[name], indices[:, column]) for column, name in enumerate((first, second))]
-        parts = {"points": "points", "sizes": "keypoint_sizes", "angles": "angles"}
-        given = {f"{name}{n}": getattr(both[n][0], part)[both[n][1]] for part, name in parts.items() for n in (0, 1)}
-        return Correspondences(**given, K0=self.images[first].K, K1=self.images[second].K, indices=indices)
-
     def nearest_neighbours(self) -> list[Correspondences]:
         """Of all pairs."""
         found = []
@@ -166,8 +160,14 @@ class Collection:
         self.pycolmap.match_exhaustive(self.database, options, device=self.pycolmap.Device.cpu)
         with self.pycolmap.Database.open(self.database) as database:
             return [
-                self._matches(*pair, np.asarray(database.read_matches(*map(self.numbers.get, pair)), np.int64))
-                for pair in self.pairs
+                join(
+                    self.features[first],
+                    self.features[second],
+                    np.asarray(database.read_matches(self.numbers[first], self.numbers[second]), np.int64),
+                    K0=self.images[first].K,
+                    K1=self.images[second].K,
+                )
+                for first, second in self.pairs
             ]
 
     def moves(self, pairs: Sequence[Correspondences]) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integrations.colmap.databases import stored_matches, synthesize, write_problem
 
-FAST = ("--device", "cpu", "--pruner", "lpm")
+FAST = ("--device", "cpu", "--pruner", "lpm", "--prune")
 
 
 @pytest.fixture
@@ -19,16 +19,16 @@ def database(problem, tmp_path):
 
 
 def test_a_database_is_pruned_in_place(database, run):
-    code, out, err = run("colmap", database, "--device", "cpu")
+    code, out, err = run("colmap", database, "--prune", "--device", "cpu")
     kept = sum(map(len, stored_matches(database).values()))
     assert code == 0 and err == "" and 250 < kept < 350
-    assert out.startswith("auto@threshold=0.9 (took ananet): 1 pairs, ")
+    assert out.startswith("auto@threshold=0.9 (chose ananet): 1 pairs, ")
     assert f" 500 matches before and {kept} after, 0 pairs dropped, " in out
     assert f" pairs/s, written to {database}\n" in out
     assert out.endswith(
         "1 two-view geometries of old matches removed: the mapper needs new ones, from --verify or COLMAP\n"
     )
-    code, out, _ = run("colmap", database, "--device", "cpu")
+    code, out, _ = run("colmap", database, "--prune", "--device", "cpu")
     assert code == 0 and f"{kept} matches before and {kept} after" in out and "1 pairs were pruned before" in out
 
 
@@ -52,9 +52,9 @@ def test_match_and_verify(tmp_path, run):
     pytest.importorskip("pycolmap")
     path = synthesize(tmp_path / "a.db")
     (tmp_path / "pairs.txt").write_text("camera000001_frame000000.png camera000001_frame000001.png\n")
-    for pairs, count in (([], 6), (["--pairs", "existing"], 6), (["--pairs", tmp_path / "pairs.txt"], 1)):
+    for pairs, count in ((["--match"], 6), (["--pairs", "existing"], 6), (["--pairs", tmp_path / "pairs.txt"], 1)):
         shutil.copy(path, tmp_path / "b.db")
-        code, out, err = run("colmap", tmp_path / "b.db", "--match", *pairs, "--verify", "--device", "cpu", "--json")
+        code, out, err = run("colmap", tmp_path / "b.db", *pairs, "--verify", "--device", "cpu", "--json")
         assert code == 0, err
         found = json.loads(out)
         assert found["pairs"] == count and found["pairs_verified"] == 6
@@ -63,10 +63,11 @@ def test_match_and_verify(tmp_path, run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pairs", "all"], "--pairs: expected together with --match"),
-        (["--min-matches", "-1"], "min_matches: expected"),
+        ([], "a.db: has matches of another program; choose --match (match"),
+        (["--prune", "--pairs", "all"], "--pairs: expected with --match, got --pairs all with --prune"),
+        (["--prune", "--min-matches", "-1"], "min_matches: expected"),
         (["--match"], "expected descriptors to match"),
-        (["--pruner", "nonsense"], "pruner: expected one of"),
+        (["--prune", "--pruner", "nonsense"], "pruner: expected one of"),
         (["-o", "nowhere/b.db"], "output: the folder nowhere does not exist"),
     ],
 )
@@ -88,7 +89,7 @@ def test_what_is_no_database_is_one_line(tmp_path, run):
 def test_wrong_paths_are_refused_before_torch_is_imported(database):
     code = (
         "import sys; from ananet.cli.main import main\n"
-        "wrong = ['none.db'], ['a.db', '-o', 'a.db'], ['a.db', '--pairs', 'all']\n"
+        "wrong = ['none.db'], ['a.db', '-o', 'a.db'], ['a.db', '--prune', '--pairs', 'all']\n"
         "codes = [main(['colmap', *arguments]) for arguments in wrong]\n"
         "assert codes == [2, 2, 2] and 'torch' not in sys.modules, codes\n"
     )
@@ -109,9 +110,11 @@ def test_real_photos(photos, tmp_path, run):
     path = tmp_path / "a.db"
     names = ["a.jpg", "b.jpg", "other.jpg"]
     pycolmap.extract_features(path, photos, names, extraction_options=options, device=pycolmap.Device.cpu)
-    code, out, err = run("colmap", path, "--match", "--verify", "--device", "cpu", "--json")
-    found = json.loads(out)
+    # A database without matches, or with ours alone, is matched unless told otherwise.
+    code, out, err = run("colmap", path, "--verify", "--device", "cpu", "--json")
     assert code == 0, err
+    found, again = json.loads(out), json.loads(run("colmap", path, "--device", "cpu", "--json")[1])
+    assert again["pairs_skipped"] == 3 and again["matches_after"] == found["matches_after"]
     # The third photo shows nothing of what the others show.
     assert (found["pairs"], found["pairs_dropped"], found["pairs_verified"]) == (3, 2, 1)
     with pycolmap.Database.open(path) as database:

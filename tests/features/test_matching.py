@@ -139,6 +139,7 @@ def test_tensors_are_matched_as_arrays_are():
     arrays, tensors = nearest_neighbours(a, b), nearest_neighbours(torch.from_numpy(a), torch.from_numpy(b))
     for name in ("index", "ratio", "mutual"):
         np.testing.assert_array_equal(getattr(arrays, name), getattr(tensors, name))
+        assert isinstance(getattr(tensors, name), torch.Tensor)
     points = torch.rand(20, 2)
     matches = match(Features(points, torch.from_numpy(a), (9, 9)), Features(points, a, (9, 9)))
     assert matches.mutual.all() and matches.points0.equal(points)

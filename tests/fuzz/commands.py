@@ -82,7 +82,7 @@ COMMANDS = (
     ("prune", "m.npz", "-o", "out.npz", "--pruner", "all", "--motions", "--json"),
     ("match", *PHOTOS, "-o", "out.png", *ORB, "--pruner", "mutual", "--json"),
     ("match", *PHOTOS, "-o", "out.png", *ORB, "--pruner", "gms", "--save", "out.npz", "--k0", "K.txt"),
-    ("colmap", "a.db", "-o", "out.db", "--pruner", "gms", "--json"),
+    ("colmap", "a.db", "-o", "out.db", "--pruner", "gms", "--prune", "--json"),
     ("colmap", "a.db", "-o", "out.db", "--pruner", "gms", "--match"),
     ("hloc", "features.h5", "matches.h5", "-o", "out.h5", "--pruner", "gms"),
     ("data", "build", "scene", "out", *ORB, "--workers", "1", "--json"),

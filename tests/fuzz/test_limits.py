@@ -210,8 +210,8 @@ PHOTOS = ("scene/images/000.png", "scene/images/001.png")
 FULL_DISKS = {
     "prune": ("prune", "m.npz", "-o", "out.npz", "--pruner", "gms"),
     "match": ("match", *PHOTOS, "-o", "out.png", "--pruner", "mutual"),
-    "colmap": ("colmap", "a.db", "--pruner", "gms"),
-    "colmap copy": ("colmap", "a.db", "-o", "out.db", "--pruner", "gms"),
+    "colmap": ("colmap", "a.db", "--prune", "--pruner", "gms"),
+    "colmap copy": ("colmap", "a.db", "-o", "out.db", "--prune", "--pruner", "gms"),
     "data build": ("data", "build", "scene", "pairs", "--max-keypoints", "500"),
 }
 

@@ -113,3 +113,14 @@ def test_nothing_and_nonsense():
         prune(points, points, [cv2.DMatch(0, 5, 1.0)], (10, 10), (10, 10))
     with pytest.raises(InputError, match="cv2.DMatch"):
         prune(points, points, [3], (10, 10), (10, 10))
+
+
+def test_wrong_keypoints_are_told():
+    for given, message in (
+        (([], None, []), "keypoints1: expected a list of cv2.KeyPoint, got NoneType"),
+        ((np.zeros((3, 2)), [], []), "keypoints0: expected a list of cv2.KeyPoint, got ndarray"),
+        (([(1, 2)], [], []), "keypoints0: expected a list of cv2.KeyPoint, got list"),
+        (([], [], None), "matches: expected a list of cv2.DMatch, got NoneType"),
+    ):
+        with pytest.raises(InputError, match=message):
+            prune(*given, (640, 480), (640, 480))

@@ -1,4 +1,4 @@
-"""`ananet colmap`: prune the matches of a COLMAP database."""
+"""`ananet colmap`: match the images of a COLMAP database and prune the matches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ananet._util.defaults import COLMAP_MIN_MATCHES, RECONSTRUCTION_PRUNER
 from ananet.cli.arguments import add_json, add_pruner, print_json
 from ananet.errors import InputError
+from ananet.io.files import check_file, check_output
 
 if TYPE_CHECKING:
     from ananet.integrations.colmap import Summary
@@ -17,7 +18,25 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("database", type=Path, help="a COLMAP database; it is changed in one transaction")
-    parser.add_argument("-o", "--output", type=Path, help="write a pruned copy here and do not change the database")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--match",
+        action="store_true",
+        help="match the descriptors in the database, prune, and replace matches of the same pairs (the default for a "
+        "database without matches)",
+    )
+    mode.add_argument(
+        "--prune",
+        action="store_true",
+        help="only prune the matches in the database; of little use for COLMAP's own, which passed its ratio test",
+    )
+    parser.add_argument(
+        "--pairs",
+        metavar="WHICH",
+        help="which to match: all (the default), existing (pairs that have matches), or a text file with two image "
+        "names per line",
+    )
+    parser.add_argument("-o", "--output", type=Path, help="write a copy here and do not change the database")
     parser.add_argument("--dry-run", action="store_true", help="only count; write nothing")
     parser.add_argument(
         "--min-matches",
@@ -25,13 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=COLMAP_MIN_MATCHES,
         metavar="N",
         help=f"a pair with fewer kept matches gets none (default: {COLMAP_MIN_MATCHES}, as in COLMAP)",
-    )
-    parser.add_argument("--match", action="store_true", help="first match the descriptors in the database")
-    parser.add_argument(
-        "--pairs",
-        metavar="WHICH",
-        help="with --match: all (the default), existing (pairs that have matches), or a text file with two image names "
-        "per line",
     )
     parser.add_argument(
         "--verify", action="store_true", help="also write two-view geometries with pycolmap, ready for the mapper"
@@ -41,12 +53,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.pairs is not None and not arguments.match:
-        raise InputError("--pairs: expected together with --match, got it alone")
-    _check_paths(arguments)
+    # Before torch is imported, which takes seconds.
+    if arguments.pairs is not None and arguments.prune:
+        raise InputError(f"--pairs: expected with --match, got --pairs {arguments.pairs} with --prune")
+    check_file(arguments.database)
+    if arguments.output is not None:
+        check_output(arguments.output, arguments.database)
 
     from ananet.integrations.colmap import match_database, prune_database
 
+    if not (arguments.match or arguments.prune or arguments.pairs):
+        _check_no_foreign_matches(arguments.database)
     options: dict[str, Any] = {
         "output": arguments.output,
         "min_matches": arguments.min_matches,
@@ -55,33 +72,36 @@ def run(arguments: argparse.Namespace) -> int:
         "device": arguments.device,
         "progress": sys.stderr.isatty(),
     }
-    if arguments.match:
-        pairs = arguments.pairs or "all"
-        summary = match_database(arguments.database, arguments.pruner, pairs=pairs, **options)
-    else:
+    if arguments.prune:
         summary = prune_database(arguments.database, arguments.pruner, **options)
+    else:
+        summary = match_database(arguments.database, arguments.pruner, pairs=arguments.pairs or "all", **options)
     written = None if arguments.dry_run else str(arguments.output or arguments.database)
     if arguments.json:
         print_json(_facts(summary) | {"output": written})
-    else:
-        print(_sentence(summary) + (f", written to {written}" if written else ", nothing written"))
-        if not summary.pairs:
-            print("no pairs with matches in the database" + ("" if arguments.match else "; --match makes matches"))
-        if written and summary.geometries_removed and not arguments.verify:
-            print(
-                f"{summary.geometries_removed} two-view geometries of old matches removed: the mapper needs new ones, "
-                "from --verify or COLMAP"
-            )
+        return 0
+    print(_sentence(summary) + (f", written to {written}" if written else ", nothing written"))
+    if not summary.pairs:
+        print("no pairs with matches in the database" if arguments.prune else "no pairs of images to match")
+    if written and summary.geometries_removed and not arguments.verify:
+        print(
+            f"{summary.geometries_removed} two-view geometries of old matches removed: the mapper needs new ones, "
+            "from --verify or COLMAP"
+        )
     return 0
 
 
-def _check_paths(arguments: argparse.Namespace) -> None:
-    """What can be wrong is told before torch is imported, which takes seconds."""
-    from ananet.io.files import check_file, check_output
+def _check_no_foreign_matches(path: Path) -> None:
+    """Let the user choose what happens to matches of other programs."""
+    from ananet.integrations.colmap.database import open_database
 
-    check_file(arguments.database)
-    if arguments.output is not None:
-        check_output(arguments.output, arguments.database)
+    with open_database(path) as database:
+        if database.has_foreign_matches():
+            raise InputError(
+                f"{path}: has matches of another program; choose --match (match the descriptors and prune, replacing "
+                "matches of the same pairs: better reconstructions) or --prune (only prune what is there: for matches "
+                "without a ratio test; little is left to prune in COLMAP's own)"
+            )
 
 
 def _facts(summary: Summary) -> dict[str, Any]:
@@ -103,7 +123,7 @@ def _facts(summary: Summary) -> dict[str, Any]:
 
 def _sentence(summary: Summary) -> str:
     took = ", ".join(name for name in summary.used if name != summary.pruner)
-    parts = [summary.pruner + (f" (took {took})" if took else "") + f": {summary.pairs} pairs"]
+    parts = [summary.pruner + (f" (chose {took})" if took else "") + f": {summary.pairs} pairs"]
     parts.append(f"{summary.before} matches before and {summary.after} after")
     parts.append(f"{summary.dropped} pairs dropped")
     if summary.skipped:

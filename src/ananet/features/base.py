@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ananet.io.images import reduce
 KEYPOINT_LIMIT = 10_000_000
 # The smallest longest side that a detector works on.
 MIN_SIDE = 32
+PER_KEYPOINT = ("points", "descriptors", "sizes", "angles", "scores")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,21 +42,17 @@ class Features:
     """[N] float32 strengths on the detector's own scale."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            values = getattr(self, field.name)
-            if field.name == "image_size" or (values is None and field.name not in ("points", "descriptors")):
-                continue
-            array = as_array(field.name, values)
-            object.__setattr__(
-                self, field.name, array if field.name == "descriptors" else array.astype("f4", copy=False)
-            )
+        for name in PER_KEYPOINT:
+            values = getattr(self, name)
+            if values is not None or name in ("points", "descriptors"):
+                array = as_array(name, values)
+                object.__setattr__(self, name, array if name == "descriptors" else array.astype("f4", copy=False))
         object.__setattr__(self, "image_size", check_image_size(self.image_size))
         count = len(self.points)
-        expected = {"points": (count, 2), "sizes": (count,), "angles": (count,), "scores": (count,)}
         if self.descriptors.ndim != 2 or len(self.descriptors) != count:
             raise InputError(f"descriptors: expected shape ({count}, D), got {self.descriptors.shape}")
-        for name, shape in expected.items():
-            values = getattr(self, name)
+        for name in ("points", "sizes", "angles", "scores"):
+            values, shape = getattr(self, name), (count, 2) if name == "points" else (count,)
             if values is not None and values.shape != shape:
                 raise InputError(f"{name}: expected shape {shape}, got {values.shape}")
 
@@ -64,7 +61,7 @@ class Features:
 
     def __getitem__(self, which: np.ndarray | slice) -> Features:
         """The keypoints that a mask, an index array or a slice picks."""
-        arrays: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "image_size"}
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in PER_KEYPOINT}
         picked: dict[str, Any] = {name: None if values is None else values[which] for name, values in arrays.items()}
         return replace(self, **picked)
 

@@ -1,12 +1,14 @@
-"""Keypoints to putative matches: what every matcher has in common, and nearest neighbours by descriptor."""
+"""Putative matches between the keypoints of two images: the base class of matchers, and nearest neighbours."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ananet._util.checks import check_whole_number
 from ananet._util.devices import stay_on_one_thread_if_forked
@@ -20,17 +22,17 @@ ROWS_AT_ONCE = 1024
 
 @dataclass(frozen=True, eq=False)
 class NearestNeighbours:
-    """For each descriptor of the first set, its nearest in the second.
+    """Nearest neighbours in the second set of each of the N descriptors of the first, as arrays or tensors.
 
-    Where several neighbours were asked for, all nearest come first, then all second nearest, and so on: S is N times
-    their number, and neighbour s belongs to descriptor s modulo N.
+    With several neighbours, all nearest come first, then all second nearest, and so on: S is a multiple of N, and
+    neighbour s belongs to descriptor s modulo N.
     """
 
-    index: np.ndarray
+    index: Any
     """[S] int64 into the second set."""
-    ratio: np.ndarray
+    ratio: Any
     """[S] float32: distance to the nearest over that to the second nearest, in [0, 1]; 1 for all but the nearest."""
-    mutual: np.ndarray
+    mutual: Any
     """[S] bool: whether the match is nearest in both directions."""
 
 
@@ -41,7 +43,7 @@ class Matcher(ABC):
 
     @abstractmethod
     def pair(self, features0: Features, features1: Features) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Which keypoints belong together, [S x 2] int64, and what is known of each pair of them.
+        """Return matched keypoints, [S x 2] int64, and what is known of the matches.
 
         The latter by name, as `Correspondences` takes it: `ratio`, `mutual`, `scores`, [S] each.
         """
@@ -49,32 +51,12 @@ class Matcher(ABC):
     def __call__(
         self, features0: Features, features1: Features, *, K0: Array | None = None, K1: Array | None = None
     ) -> Correspondences:
-        """Putative correspondences of two images."""
+        """Return putative correspondences of two images."""
         for name, features in (("features0", features0), ("features1", features1)):
             if not isinstance(features, Features):
                 raise InputError(f"{name}: expected Features, as a detector gives them, got {type(features).__name__}")
         indices, known = self.pair(features0, features1)
-        first, second = indices.T
-
-        def both(values0: np.ndarray | None, values1: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
-            return (None, None) if values0 is None or values1 is None else (values0[first], values1[second])
-
-        keypoint_sizes0, keypoint_sizes1 = both(features0.sizes, features1.sizes)
-        angles0, angles1 = both(features0.angles, features1.angles)
-        return Correspondences(
-            features0.points[first],
-            features1.points[second],
-            K0=K0,
-            K1=K1,
-            image_size0=features0.image_size,
-            image_size1=features1.image_size,
-            keypoint_sizes0=keypoint_sizes0,
-            keypoint_sizes1=keypoint_sizes1,
-            angles0=angles0,
-            angles1=angles1,
-            indices=indices,
-            **known,
-        )
+        return join(features0, features1, indices, K0=K0, K1=K1, **known)
 
     def __repr__(self) -> str:
         return f"<matcher {self.name}>"
@@ -84,8 +66,8 @@ class Nearest(Matcher):
     """The nearest neighbours of every keypoint of the first image, by descriptor.
 
     Args:
-        neighbours: how many of each. A pruner can only keep what is proposed; it gets more to choose from, and more to
-            reject. All nearest come first, then all second nearest, and so on.
+        neighbours: matches per keypoint. A pruner can only keep what is proposed; with more it has more to choose from,
+            and more to reject. All nearest come first, then all second nearest, and so on.
     """
 
     name = "nearest"
@@ -107,80 +89,135 @@ def match(
     K1: Array | None = None,
     neighbours: int = 1,
 ) -> Correspondences:
-    """Putative correspondences of two images: the nearest neighbours of every keypoint of the first.
+    """Match every keypoint of the first image to its nearest neighbours in the second, by descriptor.
 
     Args:
+        K0, K1: [3 x 3] camera matrices.
         neighbours: number of nearest neighbours per keypoint.
     """
     return Nearest(neighbours)(features0, features1, K0=K0, K1=K1)
 
 
-def nearest_neighbours(descriptors0: np.ndarray, descriptors1: np.ndarray, neighbours: int = 1) -> NearestNeighbours:
-    """Nearest neighbours, ratio and mutual flag of every descriptor of the first set, in one pass.
-
-    Float descriptors are compared by Euclidean distance, uint8 ones bit by bit (Hamming). Distances come from
-    matrix products over blocks of rows, so no N x M matrix exists beyond a block.
-
-    With a single descriptor in the second set there is no second nearest, and the ratio is 1. Where two of the
-    first set are equally near to one of the second, the earlier one is the mutual match.
+def join(features0: Features, features1: Features, indices: np.ndarray, **known: Any) -> Correspondences:
+    """Return the correspondences that join keypoints of two images.
 
     Args:
+        indices: [S x 2] keypoints of the first and the second image.
+        known: other arguments of `Correspondences`, such as `K0` and `ratio`.
+    """
+    first, second = np.asarray(indices, np.int64).T
+    for name, argument in (("sizes", "keypoint_sizes"), ("angles", "angles")):
+        values0, values1 = getattr(features0, name), getattr(features1, name)
+        if values0 is not None and values1 is not None:
+            known |= {f"{argument}0": values0[first], f"{argument}1": values1[second]}
+    return Correspondences(
+        features0.points[first],
+        features1.points[second],
+        image_size0=features0.image_size,
+        image_size1=features1.image_size,
+        indices=np.stack([first, second], axis=1),
+        **known,
+    )
+
+
+def nearest_neighbours(
+    descriptors0: np.ndarray | Tensor,
+    descriptors1: np.ndarray | Tensor,
+    neighbours: int = 1,
+    device: torch.device | None = None,
+) -> NearestNeighbours:
+    """Find nearest neighbours, ratio and mutual flag of every descriptor of the first set, in one pass.
+
+    Floats are compared by Euclidean distance, uint8 descriptors bit by bit (Hamming). Distances come from matrix
+    products over blocks of rows, so that no N x M matrix is held in memory. With a single descriptor in the second set
+    the ratio is 1. If several of the first set are equally near to one of the second, the first of them is mutual.
+
+    Args:
+        descriptors0, descriptors1: [N x D] and [M x D] arrays, or tensors; the result is of the same kind.
         neighbours: number of neighbours per descriptor; fewer if the second set has fewer.
+        device: where to compute; None for the tensors' own device, or the CPU.
     """
     check_whole_number("neighbours", neighbours, 1)
     stay_on_one_thread_if_forked()
-    descriptors0, descriptors1 = as_array("descriptors0", descriptors0), as_array("descriptors1", descriptors1)
-    a, b = _as_vectors("descriptors0", descriptors0), _as_vectors("descriptors1", descriptors1)
-    if a.shape[1] != b.shape[1] or (descriptors0.dtype == np.uint8) != (descriptors1.dtype == np.uint8):
-        raise InputError(
-            f"descriptors0 and descriptors1: expected the same kind and width, got {descriptors0.dtype} "
-            f"{descriptors0.shape} and {descriptors1.dtype} {descriptors1.shape}"
-        )
-    count, neighbours = len(a), min(neighbours, len(b))
+    a, b = _as_vectors("descriptors0", descriptors0, device), _as_vectors("descriptors1", descriptors1, device)
+    binary0, binary1 = (str(each.dtype).endswith("uint8") for each in (descriptors0, descriptors1))
+    if a.shape[1] != b.shape[1] or binary0 != binary1:
+        got = " and ".join(f"{each.dtype} {tuple(each.shape)}" for each in (descriptors0, descriptors1))
+        raise InputError(f"descriptors0 and descriptors1: expected the same kind and width, got {got}")
+    found = _nearest(a, b, min(neighbours, len(b)))
+    if isinstance(descriptors0, Tensor):
+        return NearestNeighbours(*(values.to(descriptors0.device) for values in found))
+    return NearestNeighbours(*(values.cpu().numpy() for values in found))
+
+
+def _nearest(a: Tensor, b: Tensor, neighbours: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Index, ratio and mutual flag of the neighbours of a [N x D] in b [M x D]."""
+    count = len(a)
+    index = torch.empty((neighbours, count), dtype=torch.int64, device=a.device)
+    ratio = torch.ones((neighbours, count), device=a.device)
+    mutual = torch.zeros((neighbours, count), dtype=torch.bool, device=a.device)
     if count == 0 or len(b) == 0:
-        return NearestNeighbours(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, bool))
-    # -|a - b|^2 / 2 = a.b - |a|^2 / 2 - |b|^2 / 2 is largest for the nearest. The squares ride along in the
-    # product as two more columns, which spares passes over the block.
-    half0, half1 = (0.5 * np.einsum("ij,ij->i", x, x)[:, None] for x in (a, b))
-    a = np.concatenate([a, -half0, np.ones_like(half0)], axis=1)
-    b = np.concatenate([b, np.ones_like(half1), -half1], axis=1).T.copy()
-    index = np.empty((neighbours, count), np.int64)
-    # Of one more than was asked for where that is the second nearest, for the ratio.
-    best = np.full((max(2, neighbours), count), -np.inf, np.float32)
-    best_of_column = np.full(b.shape[1], -np.inf, np.float32)
-    block = np.empty((min(ROWS_AT_ONCE, count), b.shape[1]), np.float32)
+        return index.reshape(-1), ratio.reshape(-1), mutual.reshape(-1)
+    # -|a - b|^2 / 2 = a.b - |a|^2 / 2 - |b|^2 / 2 is largest for the nearest. The squares are two more columns of the
+    # product, which saves passes over the block.
+    half0, half1 = _half_squares(a), _half_squares(b)
+    a = torch.cat([a, -half0, torch.ones_like(half0)], dim=1)
+    b = torch.cat([b, torch.ones_like(half1), -half1], dim=1).T.contiguous()
+    # One more than asked for where that is the second nearest, for the ratio.
+    best = torch.full((max(2, neighbours), count), -torch.inf, device=a.device)
+    best_of_column = torch.full((b.shape[1],), -torch.inf, device=a.device)
+    block = torch.empty((min(ROWS_AT_ONCE, count), b.shape[1]), device=a.device)
     for start in range(0, count, ROWS_AT_ONCE):
         rows = slice(start, min(start + ROWS_AT_ONCE, count))
         similarity = block[: rows.stop - start]
-        # By torch: numpy's threads go on spinning for a while, and take a core from the pruner.
-        torch.mm(torch.from_numpy(a[rows]), torch.from_numpy(b), out=torch.from_numpy(similarity))
-        np.maximum(best_of_column, similarity.max(axis=0), out=best_of_column)
-        every = np.arange(rows.stop - start)
-        for rank, nearest in enumerate(index):
-            nearest[rows] = similarity.argmax(axis=1)
-            best[rank, rows] = similarity[every, nearest[rows]]
-            similarity[every, nearest[rows]] = -np.inf
+        # By torch: numpy's threads spin for a while after the product, and take a core from the pruner.
+        torch.mm(a[rows], b, out=similarity)
+        torch.maximum(best_of_column, similarity.amax(dim=0), out=best_of_column)
+        for rank in range(neighbours):
+            nearest = _argmax(similarity)[:, None]
+            index[rank, rows] = nearest[:, 0]
+            best[rank, rows] = similarity.gather(1, nearest)[:, 0]
+            similarity.scatter_(1, nearest, -torch.inf)
         if neighbours == 1:
-            best[1, rows] = similarity.max(axis=1)
+            best[1, rows] = similarity.amax(dim=1)
 
-    mutual = np.zeros(index.shape, bool)
-    candidates = np.flatnonzero(best[0] >= best_of_column[index[0]])
-    _, first = np.unique(index[0, candidates], return_index=True)
-    mutual[0, candidates[first]] = True
+    candidates = torch.nonzero(best[0] >= best_of_column[index[0]])[:, 0]
+    first = torch.full((b.shape[1],), count, device=a.device)
+    first.scatter_reduce_(0, index[0, candidates], candidates, "amin")
+    mutual[0, first[first < count]] = True
     # Rounding can lift a similarity above 0. Without a second neighbour, or with both at distance 0, the ratio is 1.
-    nearest, second = np.minimum(best[:2], 0)
-    ratio = np.ones(index.shape, np.float32)
-    np.divide(nearest, second, out=ratio[0], where=np.isfinite(second) & (second < 0))
-    np.sqrt(ratio[0], out=ratio[0])
-    return NearestNeighbours(index.reshape(-1), ratio.reshape(-1), mutual.reshape(-1))
+    nearest, second = best[:2].clamp_max(0)
+    squared = (nearest / second).where(second.isfinite() & (second < 0), 1.0)
+    # In double precision: torch's square root of single precision is off by a bit.
+    ratio[0] = squared.double().sqrt()
+    return index.reshape(-1), ratio.reshape(-1), mutual.reshape(-1)
 
 
-def _as_vectors(name: str, descriptors: np.ndarray) -> np.ndarray:
-    """Float vectors whose products order descriptors by distance; bits become -1 and 1, exact in float32."""
-    if descriptors.ndim != 2:
-        raise InputError(f"{name}: expected an array of shape (N, D), got {descriptors.shape}")
-    if descriptors.dtype == np.uint8:
-        return np.unpackbits(descriptors, axis=1).astype(np.float32) * 2 - 1
-    if not np.isfinite(descriptors).all():
+def _argmax(values: Tensor) -> Tensor:
+    """[N] index of the first maximum of each row; numpy is ten times as fast as torch on a CPU."""
+    return torch.from_numpy(values.numpy().argmax(axis=1)) if values.device.type == "cpu" else values.argmax(dim=1)
+
+
+def _half_squares(values: Tensor) -> Tensor:
+    """[N x 1] half the squared length of each row."""
+    if values.device.type != "cpu":
+        return 0.5 * values.square().sum(dim=1, keepdim=True)
+    return torch.from_numpy(0.5 * np.einsum("ij,ij->i", values.numpy(), values.numpy())[:, None])
+
+
+def _as_vectors(name: str, descriptors: Any, device: torch.device | None) -> Tensor:
+    """[N x D] float32 vectors, ordered by their products as descriptors are by distance; bits become -1 and 1."""
+    if isinstance(descriptors, Tensor) and descriptors.is_cuda and descriptors.is_floating_point():
+        vectors = descriptors.detach()
+    else:
+        array = as_array(name, descriptors)
+        if array.dtype == np.uint8:
+            array = np.unpackbits(array, axis=-1).astype(np.float32) * 2 - 1
+        vectors = torch.from_numpy(np.ascontiguousarray(array, np.float32))
+        device = descriptors.device if isinstance(descriptors, Tensor) and device is None else device
+    if vectors.ndim != 2:
+        raise InputError(f"{name}: expected an array of shape (N, D), got {tuple(descriptors.shape)}")
+    vectors = vectors.to(device=device, dtype=torch.float32)
+    if not vectors.isfinite().all():
         raise InputError(f"{name}: expected finite numbers, got NaN or infinity")
-    return np.ascontiguousarray(descriptors, np.float32)
+    return vectors

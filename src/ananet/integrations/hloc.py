@@ -1,4 +1,4 @@
-"""hloc's files and its matchers.
+"""Prune hloc's matches, and a matcher for hloc.
 
 features.h5 has a group for every image, its folders nested: `keypoints` [N x 2], `image_size` (width, height), and
 `descriptors` [D x N]. matches.h5 has a group for every pair, "folder-a.jpg/folder-b.jpg" ("_" in place of "/" in old
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,22 +19,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.features.matching import nearest_neighbours
-from ananet.integrations import neighbours
+from ananet.features.base import Features, check_image_size
+from ananet.features.matching import join, nearest_neighbours
 from ananet.io.files import atomic_path, check_output
 from ananet.io.hdf5 import hdf5_errors, import_h5py, open_hdf5, read_dataset
 from ananet.pruners import Pruned, Pruner, load
+from ananet.pruners.base import stream_items
 
 MATCHER = "ananet"
 """Name of the matcher that `register` makes known to hloc."""
-# Pairs that go through a pruner together: enough to fill a GPU, few enough to be held in memory.
-PAIRS_AT_ONCE = 32
-# hloc stores indices in 16 bits with a sign: those above come back negative, and those above 65534 come back wrong.
+# hloc stores indices as int16: larger ones come back negative, and those above 65534 come back wrong.
 MAX_SIGNED, MAX_UNSIGNED = 2**15 - 1, 2**16 - 2
-# From here on neighbouring numbers of half precision are a pixel apart.
+# Half-precision numbers from here on are a pixel apart.
 COARSE_IN_HALF = 1024
 
 
@@ -49,7 +49,7 @@ class Summary:
     kept: int
     """Matches after pruning."""
     empty: int
-    """Pairs of which nothing is left."""
+    """Pairs that lost all their matches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +77,8 @@ def prune_matches(
 
     Args:
         features, matches: hloc's files.
-        output: written at the end, as a whole. Indices are stored in 32 bits; scores are probabilities.
-        reference: features of the images that `features` does not have.
+        output: a new file. Indices are stored in 32 bits; scores are probabilities.
+        reference: features of images that `features` does not have.
         pruner: a name that `ananet.load` takes, or a pruner; None for the best one.
         device: where it runs.
         descriptors: whether the matches are nearest neighbours, so that descriptors give ratio and mutual flag.
@@ -93,44 +93,37 @@ def prune_matches(
         pairs = list(_stored_pairs(stored, images, Path(matches)))
         temporary = opened.enter_context(atomic_path(output))
         with import_h5py().File(temporary, "w", libver="latest") as written:
-            return _prune(_with_bar(pairs, progress), images, used, descriptors, stored, written)
-
-
-def _prune(
-    batches: Iterable[list[str]], images: Images, pruner: Pruner, descriptors: bool, stored: Any, written: Any
-) -> Summary:
-    counts = np.zeros(4, np.int64)
-    for groups in batches:
-        pairs = [images.pair(stored[group]) for group in groups]
-        answers = pruner.batch([images.correspondences(pair, descriptors) for pair in pairs])
-        for pair, answer in zip(pairs, answers, strict=True):
-            kept = _write(written, pair, answer)
-            counts += (1, len(answer.mask), kept, kept == 0)
+            counts = np.zeros(4, np.int64)
+            read = (images.pair(stored[group]) for group in pairs)
+            pruned = stream_items(used, read, lambda pair: images.correspondences(pair, descriptors))
+            for pair, kept in tqdm(pruned, "prune", len(pairs), unit="pair", disable=not progress, leave=False):
+                assert kept is not None
+                count = _write(written, pair, kept)
+                counts += (1, len(kept.mask), count, count == 0)
     return Summary(*(int(count) for count in counts))
 
 
-def _write(file: Any, pair: StoredPair, answer: Pruned) -> int:
-    """Store what is kept of a pair; returns how much that is."""
-    matched = np.flatnonzero(pair.matches0 >= 0)
-    kept = matched[answer.mask]
+def _write(file: Any, pair: StoredPair, kept: Pruned) -> int:
+    """Write the kept matches of a pair; return their number."""
+    rows = np.flatnonzero(pair.matches0 >= 0)[kept.mask]
     matches0 = np.full(len(pair.matches0), -1, np.int32)
-    matches0[kept] = pair.matches0[kept]
+    matches0[rows] = pair.matches0[rows]
     scores = np.zeros(len(pair.matches0), np.float16)
-    scores[kept] = answer.scores[answer.mask]
+    scores[rows] = kept.scores[kept.mask]
     group = file.create_group(pair.group)
     group.create_dataset("matches0", data=matches0)
     group.create_dataset("matching_scores0", data=scores)
-    return len(kept)
+    return len(rows)
 
 
 class Images:
-    """The images of one or two feature files, by the names that matches have for them."""
+    """The images of one or two feature files, by their names in match files."""
 
     def __init__(self, files: Mapping[Path, Any]) -> None:
         self.groups: dict[str, Any] = {}
         self.flat: dict[str, str] = {}
         self.where = ", ".join(str(path) for path in files)
-        self._last: dict[str, dict[str, Any]] = {}
+        self._last: dict[str, Features] = {}
         self._warned = False
         for path, file in files.items():
             for name in groups_with(file, "keypoints"):
@@ -140,7 +133,7 @@ class Images:
     def _add(self, name: str, group: Any, path: Path) -> None:
         other = self.flat.setdefault(name.replace("/", "-"), name)
         if other != name:
-            raise InputError(f"{path}: expected names that differ, hloc's matches cannot tell {name} from {other}")
+            raise InputError(f"{path}: {name} and {other} have the same name in hloc's matches")
         self.groups[name] = group
 
     def names_of(self, group: str, path: Path) -> tuple[str, str]:
@@ -174,46 +167,35 @@ class Images:
         first, second = self._read(pair.name0, descriptors), self._read(pair.name1, descriptors)
         matched = np.flatnonzero(pair.matches0 >= 0)
         partners = pair.matches0[matched]
-        ratio, mutual = None, None
+        known = {}
         if descriptors and len(matched):
-            found = nearest_neighbours(first["descriptors"], second["descriptors"])
+            found = nearest_neighbours(first.descriptors, second.descriptors)
             nearest = found.index[matched] == partners
-            # A match that is no nearest neighbour is not distinctive.
-            ratio = np.where(nearest, found.ratio[matched], 1.0)
-            mutual = nearest & found.mutual[matched]
-        return Correspondences(
-            first["keypoints"][matched],
-            second["keypoints"][partners],
-            image_size0=first["image_size"],
-            image_size1=second["image_size"],
-            ratio=ratio,
-            mutual=mutual,
-            indices=np.stack([matched, partners], axis=1),
-        )
+            # A match to another keypoint than the nearest is not distinctive.
+            known = {"ratio": np.where(nearest, found.ratio[matched], 1.0), "mutual": nearest & found.mutual[matched]}
+        return join(first, second, np.stack([matched, partners], axis=1), **known)
 
-    def _read(self, name: str, descriptors: bool) -> dict[str, Any]:
-        """Arrays of an image. Pairs come sorted by their first image, so the last two are kept."""
+    def _read(self, name: str, descriptors: bool) -> Features:
+        """Features of an image. Pairs come sorted by their first image, so the last two are kept."""
         if name not in self._last:
             group = self.groups[name]
-            if "image_size" not in group:
-                raise InputError(f"{name}: expected image_size, as hloc writes it, got {', '.join(group)}")
             path = Path(group.file.filename)
-            points = read_dataset(path, group, "keypoints")
+            missing = {"image_size", *(("descriptors",) if descriptors else ())} - set(group)
+            if missing:
+                raise InputError(f"{name}: expected {', '.join(missing)}, as hloc writes it, got {', '.join(group)}")
+            points, size = (read_dataset(path, group, each) for each in ("keypoints", "image_size"))
             if points.ndim != 2 or points.shape[1] < 2:
                 raise InputError(f"{name}: keypoints: expected shape (N, 2), got {points.shape}")
             self._warn_if_coarse(name, points)
-            size = read_dataset(path, group, "image_size")
-            found = {"keypoints": points[:, :2].astype(np.float32), "image_size": size}
+            described = np.zeros((len(points), 0), np.float32)
             if descriptors:
-                if "descriptors" not in group:
-                    raise InputError(f"{name}: expected descriptors, got {', '.join(group)}")
-                found["descriptors"] = read_dataset(path, group, "descriptors").T.astype(np.float32)
-                if found["descriptors"].shape[:1] != points.shape[:1]:
-                    expected = f"(D, {len(points)})"
-                    raise InputError(f"{name}: descriptors: expected {expected}, got {group['descriptors'].shape}")
+                described = read_dataset(path, group, "descriptors").T.astype(np.float32)
             while len(self._last) > 1:
                 self._last.pop(next(iter(self._last)))
-            self._last[name] = found
+            try:
+                self._last[name] = Features(points[:, :2], described, check_image_size(size))
+            except InputError as error:
+                raise InputError(f"{name}: {error}") from None
         return self._last[name]
 
     def _warn_if_coarse(self, name: str, points: np.ndarray) -> None:
@@ -224,7 +206,7 @@ class Images:
 
 
 def _whole_indices(matches0: np.ndarray, count: int, group: str) -> np.ndarray:
-    """[N0] int64 indices below `count` or -1; those that overflowed 16 bits are repaired where possible."""
+    """[N0] int64 indices below `count`, or -1; repair those that overflowed 16 bits where possible."""
     if matches0.dtype.kind not in "iu":
         raise InputError(f"{group}: matches0: expected whole numbers, got {matches0.dtype}")
     indices = matches0.astype(np.int64)
@@ -239,14 +221,14 @@ def _whole_indices(matches0: np.ndarray, count: int, group: str) -> np.ndarray:
 
 
 def _stored_pairs(file: Any, images: Images, path: Path) -> Iterator[str]:
-    """Groups of all pairs, sorted; a name that no image has is told before the work starts."""
+    """Yield the groups of all pairs, sorted; unknown image names raise before any work is done."""
     for group in sorted(groups_with(file, "matches0")):
         images.names_of(group, path)
         yield group
 
 
 def groups_with(file: Any, dataset: str) -> list[str]:
-    """Names of the groups that hold a dataset, however deep."""
+    """Return the names of all groups with a dataset of this name, at any depth."""
     found: list[str] = []
 
     def visit(name: str, item: Any) -> None:
@@ -268,17 +250,8 @@ def _splits(group: str) -> list[tuple[str, str]]:
     return [(group[:place], group[place + 1 :]) for place, sign in enumerate(group) if sign == "_"]
 
 
-def _with_bar(groups: list[str], progress: bool) -> Iterator[list[str]]:
-    from tqdm import tqdm
-
-    with tqdm(total=len(groups), desc="prune", unit="pair", disable=not progress, leave=False) as bar:
-        for start in range(0, len(groups), PAIRS_AT_ONCE):
-            yield groups[start : start + PAIRS_AT_ONCE]
-            bar.update(min(PAIRS_AT_ONCE, len(groups) - start))
-
-
 def register() -> None:
-    """Make the matcher "ananet" known to hloc: `{"output": "matches-ananet", "model": {"name": "ananet"}}`.
+    """Register the matcher "ananet" with hloc: `{"output": "matches-ananet", "model": {"name": "ananet"}}`.
 
     It matches nearest neighbours and prunes them. Option `pruner`: a name that `ananet.load` takes.
     """
@@ -286,8 +259,8 @@ def register() -> None:
         from hloc import matchers
         from hloc.utils.base_model import BaseModel
     except ImportError:
-        raise ImportError("this needs hloc: see github.com/cvg/Hierarchical-Localization; it is on no index") from None
-    # hloc loads matchers by importing hloc.matchers.NAME, and takes the one model that is defined there.
+        raise ImportError("hloc is not installed: see github.com/cvg/Hierarchical-Localization") from None
+    # hloc imports hloc.matchers.NAME and uses the one model that is defined there.
     module = ModuleType(f"{matchers.__name__}.{MATCHER}")
     module.Ananet = _matcher(BaseModel, module.__name__)  # type: ignore[attr-defined]
     sys.modules[module.__name__] = module
@@ -295,7 +268,7 @@ def register() -> None:
 
 
 def _matcher(base: type, module: str) -> type:
-    """hloc's matcher, made here since its base class is known only where hloc is installed."""
+    """Make the matcher class; its base class exists only where hloc is installed."""
 
     def _init(self: Any, conf: Mapping[str, Any]) -> None:  # noqa: ARG001
         self.pruner = None
@@ -321,7 +294,7 @@ def _matcher(base: type, module: str) -> type:
 
 
 def match_pair(data: Mapping[str, Any], pruner: Pruner) -> dict[str, Tensor]:
-    """What hloc's matchers answer: `matches0` and `matching_scores0`, [1 x N0].
+    """Return `matches0` and `matching_scores0`, [1 x N0], as hloc's matchers do.
 
     Args:
         data: `keypoints0` [1 x N0 x 2], `descriptors0` [1 x D x N0], `image0` [1 x C x H x W], and the same with 1.
@@ -330,9 +303,9 @@ def match_pair(data: Mapping[str, Any], pruner: Pruner) -> dict[str, Tensor]:
     partners = torch.full((len(points0),), -1, dtype=torch.long, device=points0.device)
     scores = torch.zeros(len(points0), device=points0.device)
     if len(points0) and len(points1):
-        found = neighbours.nearest_neighbours(data["descriptors0"][0].mT, data["descriptors1"][0].mT)
+        found = nearest_neighbours(data["descriptors0"][0].mT, data["descriptors1"][0].mT)
         image_size0, image_size1 = ((image.shape[-1], image.shape[-2]) for image in (data["image0"], data["image1"]))
-        answer = pruner(
+        kept = pruner(
             Correspondences(
                 points0[:, :2],
                 points1[found.index, :2],
@@ -342,8 +315,8 @@ def match_pair(data: Mapping[str, Any], pruner: Pruner) -> dict[str, Tensor]:
                 mutual=found.mutual,
             )
         )
-        partners = torch.where(answer.mask, found.index, partners)
-        scores = torch.where(answer.mask, answer.scores, scores)
+        partners = torch.where(kept.mask, found.index, partners)
+        scores = torch.where(kept.mask, kept.scores, scores)
     if len(points1) > MAX_SIGNED + 1:
         warnings.warn(f"{len(points1)} keypoints: hloc stores indices in 16 bits; use at most 32768", stacklevel=2)
     return {"matches0": partners[None], "matching_scores0": scores[None]}

@@ -1,7 +1,6 @@
-"""A matcher for kornia: nearest neighbours, pruned. It has the call of kornia's matchers that know about frames.
+"""A matcher for kornia: nearest neighbours, pruned. It is called as kornia's matchers that take frames.
 
-kornia's local affine frames (LAFs) are [1 x N x 2 x 3] tensors [A | centre]. Nothing of kornia is imported: tensors are
-all that passes between.
+kornia's local affine frames (LAFs) are [1 x N x 2 x 3] tensors [A | centre]. kornia itself is not imported.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from torch import Tensor, nn
 
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.integrations.neighbours import nearest_neighbours
+from ananet.features import nearest_neighbours
 from ananet.pruners import Pruner, load
 
-# kornia's detectors make frames of six standard deviations of their keypoints; a size (a diameter) is two.
+# The scale of kornia's frames is six standard deviations of a keypoint; our size, a diameter, is two.
 FRAME_PER_SIZE = 3.0
-# What `WithFrames` adds to descriptors: a frame, then height and width of the image.
+# Columns that `WithFrames` adds to descriptors: a frame, then height and width of the image.
 FRAME_CHANNELS, SIZE_CHANNELS = 6, 2
 
 
 class PrunedMatcher(nn.Module):
-    """Matches descriptors with their nearest neighbours and keeps the right ones.
+    """Match descriptors with their nearest neighbours and prune the matches.
 
     Args:
         pruner: a name that `ananet.load` takes, or a pruner; None for the best one. A name is loaded on the device of
@@ -79,8 +78,8 @@ class PrunedMatcher(nn.Module):
             angles1=angles[1],
             indices=indices,
         )
-        answer = self._pruner_on(desc1.device)(matches)
-        return (1 - answer.scores[answer.mask])[:, None].to(desc1.dtype), indices[answer.mask]
+        kept = self._pruner_on(desc1.device)(matches)
+        return (1 - kept.scores[kept.mask])[:, None].to(desc1.dtype), indices[kept.mask]
 
     def _pruner_on(self, device: torch.device) -> Pruner:
         if isinstance(self.pruner, Pruner):
@@ -91,17 +90,17 @@ class PrunedMatcher(nn.Module):
 
     @staticmethod
     def _measured(values1: Tensor, values2: Tensor, indices: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """What both keypoints of each match have; nothing where it is the same for all, and so was not measured."""
+        """Values of both keypoints of each match; None if they are the same for all, and so were not measured."""
         if any(len(values) > 1 and bool((values == values[0]).all()) for values in (values1, values2)):
             return None, None
         return values1[indices[:, 0]], values2[indices[:, 1]]
 
 
 class WithFrames(nn.Module):
-    """A local feature whose descriptors carry their frames along.
+    """A local feature that appends frames to its descriptors.
 
-    `kornia.feature.LocalFeatureMatcher` shows its matcher descriptors alone. With this around its local feature, and
-    `PrunedMatcher` as its matcher, the frames come with them.
+    `kornia.feature.LocalFeatureMatcher` gives its matcher only descriptors. Wrap its local feature in this and use
+    `PrunedMatcher` as its matcher.
     """
 
     def __init__(self, local_feature: nn.Module) -> None:
@@ -111,14 +110,14 @@ class WithFrames(nn.Module):
     def forward(self, image: Tensor, *more: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Frames [B x N x 2 x 3], responses, and descriptors [B x N x (D + 8)]."""
         lafs, responses, descriptors = self.local_feature(image, *more, **options)
-        # Half precision would round coordinates.
+        # In single precision, since half precision would round coordinates.
         frames = lafs.flatten(2).float()
         size = frames.new_tensor(image.shape[-2:]).expand(*frames.shape[:2], SIZE_CHANNELS)
         return lafs, responses, torch.cat([descriptors.float(), frames, size], dim=-1)
 
 
 def _split(descriptors: Tensor) -> tuple[Tensor, Tensor, tuple[int, int]]:
-    """Descriptors, frames and image size from what `WithFrames` made."""
+    """Descriptors, frames and image size from descriptors of `WithFrames`."""
     if descriptors.dim() != 2 or descriptors.shape[1] <= FRAME_CHANNELS + SIZE_CHANNELS:
         raise InputError(
             f"desc1 and desc2: expected frames, or descriptors of WithFrames, got {tuple(descriptors.shape)}"
@@ -142,7 +141,7 @@ def _scales(lafs: Tensor) -> Tensor:
 
 
 def _orientations(lafs: Tensor) -> Tensor:
-    """[N] radians from the x axis towards the y axis, where kornia counts the other way round."""
+    """[N] radians from the x axis towards the y axis; kornia's angles have the other sign."""
     return -torch.atan2(lafs[0, :, 0, 1].float(), lafs[0, :, 0, 0].float())
 
 

@@ -1,4 +1,7 @@
-"""OpenCV's own types in and out: keypoints and `cv2.DMatch`."""
+"""OpenCV's own types in and out: keypoints and `cv2.DMatch`.
+
+OpenCV's angles are in degrees and become radians; its sizes are diameters, as ours.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from ananet.core.correspondences import Array, Correspondences, Size
 from ananet.errors import InputError
 from ananet.pruners import Pruner, load
 
-# OpenCV's angle of a keypoint without one.
+# OpenCV's angle for a keypoint without orientation.
 NO_ANGLE = -1.0
 
 
@@ -29,17 +32,21 @@ def prune(
     back: Sequence[Any] | None = None,
     pruner: str | Pruner | None = None,
 ) -> list[cv2.DMatch]:
-    """The matches that a pruner keeps, in their order.
+    """Return the matches that a pruner keeps, in their order.
 
     Args:
-        keypoints0, keypoints1: of both images; sizes and angles are used where all matched keypoints have them.
-        matches: what `match` or `knnMatch(..., k=2)` of an OpenCV matcher gives. The latter also gives
-            ratios of distances, and so a better answer.
-        image_size0, image_size1: (width, height) of both images; used where there are no camera matrices.
+        keypoints0, keypoints1: of both images; sizes and angles are used if all matched keypoints have them.
+        matches: of an OpenCV matcher's `match` or, better, `knnMatch(..., k=2)`, which also gives the ratios.
+        image_size0, image_size1: (width, height) of both images; used if there are no camera matrices.
         K0, K1: [3 x 3] camera matrices.
-        back: the same matcher's matches from the second image to the first, which give the mutual flags.
+        back: the same matcher's matches from the second image to the first, for the mutual flags.
         pruner: a name that `ananet.load` takes, or a pruner; None for the best one.
     """
+    for name, keypoints in (("keypoints0", keypoints0), ("keypoints1", keypoints1)):
+        if not isinstance(keypoints, Sequence) or not all(isinstance(each, cv2.KeyPoint) for each in keypoints[:1]):
+            raise InputError(f"{name}: expected a list of cv2.KeyPoint, got {type(keypoints).__name__}")
+    if not isinstance(matches, Sequence):
+        raise InputError(f"matches: expected a list of cv2.DMatch, got {type(matches).__name__}")
     chosen = [neighbours for neighbours in map(_neighbours, matches) if neighbours]
     best = [neighbours[0] for neighbours in chosen]
     indices = np.array([(match.queryIdx, match.trainIdx) for match in best], np.int64).reshape(-1, 2)
@@ -63,17 +70,17 @@ def prune(
         angles1=angles1,
     )
     used = pruner if isinstance(pruner, Pruner) else _loaded(pruner)
-    return [match for match, kept in zip(best, used(correspondences).mask, strict=True) if kept]
+    return [match for match, is_kept in zip(best, used(correspondences).mask, strict=True) if is_kept]
 
 
 @lru_cache(maxsize=4)
 def _loaded(name: str | None) -> Pruner:
-    """Scripts call `prune` for every pair of images; weights are read once."""
+    """Load weights once for all calls of `prune`."""
     return load(name)
 
 
 def _neighbours(match: Any) -> Sequence[cv2.DMatch]:
-    """The neighbours of one keypoint, nearest first, whichever of OpenCV's matching functions they come from."""
+    """The matches of one keypoint, nearest first, from `match` or `knnMatch`."""
     if isinstance(match, cv2.DMatch):
         return (match,)
     if isinstance(match, Sequence) and all(isinstance(each, cv2.DMatch) for each in match):
@@ -94,24 +101,23 @@ def _points(keypoints: Sequence[cv2.KeyPoint]) -> np.ndarray:
 
 
 def _sizes(keypoints: Sequence[cv2.KeyPoint]) -> np.ndarray | None:
-    """[N] diameters; None where they are not measured: some are 0, or all are the same, as FAST's."""
+    """[N] diameters; None if not measured: some are 0, or all are the same, as FAST's."""
     sizes = np.array([keypoint.size for keypoint in keypoints], np.float32)
     return sizes if len(sizes) and sizes.min() > 0 and sizes.min() < sizes.max() else None
 
 
 def _angles(keypoints: Sequence[cv2.KeyPoint]) -> np.ndarray | None:
-    """[N] radians; None where some have none."""
+    """[N] radians; None if some keypoint has none."""
     angles = np.array([keypoint.angle for keypoint in keypoints], np.float32)
     return None if (angles == NO_ANGLE).any() else np.radians(angles)
 
 
 def _both(first: np.ndarray | None, second: np.ndarray | None) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
-    """What is known of one image alone is of no use."""
     return (None, None) if first is None or second is None else (first, second)
 
 
 def _ratio(chosen: Sequence[Sequence[cv2.DMatch]]) -> np.ndarray | None:
-    """[N] nearest over second nearest distance; None where no keypoint has a second one."""
+    """[N] distance to the nearest over that to the second nearest; None if no keypoint has a second one."""
     if all(len(neighbours) < 2 for neighbours in chosen):
         return None
     nearest = np.array([neighbours[0].distance for neighbours in chosen], np.float64)
@@ -121,6 +127,6 @@ def _ratio(chosen: Sequence[Sequence[cv2.DMatch]]) -> np.ndarray | None:
 
 
 def _mutual(indices: np.ndarray, back: Sequence[Any]) -> np.ndarray:
-    """[N] bool: matches that the other direction has too."""
+    """[N] bool mask of the matches that are also found backwards."""
     found = {(n[0].trainIdx, n[0].queryIdx) for n in map(_neighbours, back) if n}
     return np.array([tuple(pair) in found for pair in indices.tolist()], bool)

@@ -33,7 +33,7 @@ def test_pixels_are_opencvs(tmp_path):
     view = view_of(tmp_path / "a.db", POINTS)
     np.testing.assert_allclose(view.points, POINTS, atol=1e-4)
     np.testing.assert_allclose(view.K, [[500, 0, 320], [0, 500, 240], [0, 0, 1]])
-    assert view.size == (640, 480) and view.sizes is None and view.angles is None
+    assert view.image_size == (640, 480) and view.sizes is None and view.angles is None
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -76,7 +76,7 @@ def test_shapes_that_are_none_are_not_used(tmp_path):
 )
 def test_without_a_camera_the_image_size_is_used(camera, tmp_path):
     view = view_of(tmp_path / "a.db", POINTS, camera)
-    assert view.K is None and view.size == (640, 480)
+    assert view.K is None and view.image_size == (640, 480)
 
 
 def test_a_camera_that_is_not_understood_is_told_once(tmp_path, caplog):
@@ -97,7 +97,7 @@ def test_a_focal_length_that_was_given_counts_though_it_equals_the_guess(tmp_pat
 def test_without_any_camera_the_keypoints_tell_the_size(tmp_path):
     view = view_of(tmp_path / "a.db", POINTS, None)
     assert view.K is None
-    assert view.size == tuple(np.ceil(POINTS.max(axis=0) + 0.5))
+    assert view.image_size == tuple(np.ceil(POINTS.max(axis=0) + 0.5))
 
 
 def test_a_pair_with_one_known_camera_is_calibrated(tmp_path):

@@ -1,7 +1,8 @@
-"""A COLMAP database as SQLite holds it: images, keypoints, matches. COLMAP itself is not needed.
+"""COLMAP databases, read and written through SQLite; COLMAP itself is not needed.
 
-COLMAP puts the centre of the first pixel at (0.5, 0.5); what is read here follows OpenCV, (0, 0). Databases of COLMAP 3
-and 4 are taken: 4 adds tables for rigs and frames and a column for the kind of descriptors.
+COLMAP puts the centre of the first pixel at (0.5, 0.5) and its keypoint scale is a radius. What is read here follows
+OpenCV: (0, 0), and sizes are diameters. Databases of COLMAP 3 and 4 are supported; 4 adds tables for rigs and frames
+and a column for the type of descriptors.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,36 +23,38 @@ from ananet.core.cameras import FOCAL_GUESS as ANANET_FOCAL_GUESS
 from ananet.core.cameras import MODEL_NAMES, Camera, centred_camera, parse_camera, undistort_points
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
+from ananet.features import Features
+from ananet.features.matching import join as join_features
 
 logger = logging.getLogger(__name__)
 
 HALF_PIXEL = 0.5
-# A pair's number is this times the number of one image plus that of the other.
+# COLMAP's pair_id is this times the number of the first image plus that of the second.
 PAIR_BASE = 2147483647
-# Where a photo does not tell its focal length, COLMAP takes this times its longest side.
+# COLMAP's focal length for a photo without EXIF, over its longest side.
 COLMAP_FOCAL_GUESS = 1.2
-# Of an image, in pixels; what is not below is damage.
+# Image sides of this and more are taken for damage.
 MAX_SIDE = 10_000_000
 TABLES = ("cameras", "images", "keypoints", "descriptors", "matches", "two_view_geometries")
-# Which pairs were pruned, by whom, and to what. COLMAP does not look at tables that it does not know.
+# Our table of pruned pairs, with pruner and digest of the matches. COLMAP ignores tables that it does not know.
 MARKS = "ananet_pruned"
-# Seconds to wait for another program that writes.
+# Seconds to wait for another writer.
 LOCK_TIMEOUT = 5.0
-# SIFT, also where COLMAP 3 did not say, is stored as bytes; all other kinds are floats.
+# Types of descriptors. SIFT, the only one of COLMAP 3, is stored as bytes, all others as floats.
 UNDEFINED, SIFT = -1, 0
-# Views that stay in memory, whatever the size of the database.
+# Size of the cache of views.
 BYTES_REMEMBERED = 256 * 2**20
 
 
 class Pair(NamedTuple):
-    """Two images by number, as a pair's number orders them: column 0 of its matches belongs to the first."""
+    """Two images by number, in the order of pair_id: column 0 of the matches belongs to the first."""
 
     first: int
     second: int
 
     @classmethod
     def of(cls, number: int) -> Pair:
-        """Read COLMAP's number of a pair.
+        """Return the images of a pair_id.
 
         >>> Pair.of(2147483649)
         Pair(first=1, second=2)
@@ -68,7 +71,7 @@ class Pair(NamedTuple):
 
     @property
     def in_order(self) -> Pair:
-        """As COLMAP writes it, the smaller number first."""
+        """The smaller number first, as COLMAP writes it."""
         return min(self, self.reversed)
 
 
@@ -79,55 +82,37 @@ class StoredMatches(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class View:
-    """An image as a pruner wants to know it."""
+class View(Features):
+    """An image's keypoints as a pinhole camera would see them.
 
-    points: np.ndarray
-    """[N x 2] float32 pixels as a pinhole camera would see them; NaN where the lens model has no such place."""
-    size: tuple[float, float]
-    """(width, height)."""
-    K: np.ndarray | None
+    Points are NaN where the lens model has no such place, and descriptors are [N x 0] unless they were asked for.
+    """
+
+    K: np.ndarray | None = None
     """[3 x 3]; None where the camera is not known."""
-    sizes: np.ndarray | None
-    """[N] diameters of the keypoints in pixels."""
-    angles: np.ndarray | None
-    """[N] orientations in radians."""
-    descriptors: np.ndarray | None = None
-    """[N x D] float32 of unit length."""
 
     @property
     def some_K(self) -> np.ndarray:
-        """The camera matrix, else one that comes to scaling by the image's size."""
-        return self.K if self.K is not None else centred_camera(ANANET_FOCAL_GUESS * max(self.size), self.size)
+        """The camera matrix, or one that amounts to scaling by the image's size."""
+        size = self.image_size
+        return self.K if self.K is not None else centred_camera(ANANET_FOCAL_GUESS * max(size), size)
 
     @property
     def bytes(self) -> int:
-        return sum(value.nbytes for f in fields(self) if isinstance(value := getattr(self, f.name), np.ndarray))
+        return sum(values.nbytes for values in vars(self).values() if isinstance(values, np.ndarray))
 
 
 def join(first: View, second: View, indices: np.ndarray, **known: np.ndarray) -> tuple[Correspondences, np.ndarray]:
-    """Matches that join keypoints of these numbers, [N x 2], and [N] bool which they are of the given ones.
+    """Return the matches between keypoints [N x 2], and an [N] bool mask of those that are used.
 
-    Left out are those that no pinhole camera would see. `known` of every match are ratio and mutual.
+    Keypoints without a place in a pinhole camera are left out. `known` are ratio and mutual flag of every match.
     """
-    points = [view.points[indices[:, column]] for column, view in enumerate((first, second))]
-    usable = np.isfinite(points[0]).all(axis=1) & np.isfinite(points[1]).all(axis=1)
-    given: dict[str, Any] = {name: values[usable] for name, values in known.items()}
+    points0, points1 = first.points[indices[:, 0]], second.points[indices[:, 1]]
+    usable = np.isfinite(points0).all(axis=1) & np.isfinite(points1).all(axis=1)
+    given = {name: values[usable] for name, values in known.items()}
     if first.K is not None or second.K is not None:
         given |= {"K0": first.some_K, "K1": second.some_K}
-    for name, argument in (("sizes", "keypoint_sizes"), ("angles", "angles")):
-        values0, values1 = getattr(first, name), getattr(second, name)
-        if values0 is not None and values1 is not None:
-            given |= {f"{argument}0": values0[indices[usable, 0]], f"{argument}1": values1[indices[usable, 1]]}
-    matches = Correspondences(
-        points[0][usable],
-        points[1][usable],
-        image_size0=first.size,
-        image_size1=second.size,
-        indices=indices[usable].astype(np.int64),
-        **given,
-    )
-    return matches, usable
+    return join_features(first, second, indices[usable], **given), usable
 
 
 class Database:
@@ -136,7 +121,7 @@ class Database:
     def __init__(self, path: Path, connection: sqlite3.Connection, name: str) -> None:
         self.path, self.connection = path, connection
         self.name = name
-        """What messages call it."""
+        """Shown in messages."""
         self._views = _Remembered()
         self._unknown_cameras: set[int] = set()
 
@@ -151,7 +136,7 @@ class Database:
         return int(self.connection.execute("SELECT count(*) FROM matches WHERE rows > 0").fetchone()[0])
 
     def matched_pairs(self) -> Iterator[StoredMatches]:
-        """Pairs with matches, one at a time; they may be changed meanwhile."""
+        """Yield pairs with matches one at a time; the caller may change them meanwhile."""
         last = -1
         while True:
             row = self.connection.execute(
@@ -164,16 +149,16 @@ class Database:
             yield StoredMatches(Pair.of(last), self._array(f"matches of pair {last}", np.uint32, stored, (2,)))
 
     def read_matches(self, pair: Pair) -> bytes | None:
-        """The stored bytes of a pair's matches; None for a pair without a row."""
+        """Return the stored bytes of a pair's matches; None for a pair without a row."""
         row = self.connection.execute("SELECT data FROM matches WHERE pair_id = ?", (pair.number,)).fetchone()
         return None if row is None else row[0] or b""
 
     def write_matches(self, pair: Pair, indices: np.ndarray) -> bool:
-        """Replaces the matches of a pair; its two-view geometry is removed if they change. Returns whether it was."""
+        """Replace the matches of a pair. If they change, remove its two-view geometry; return whether there was one."""
         data = np.ascontiguousarray(indices, np.uint32).tobytes()
         if self.read_matches(pair) == data:
             return False
-        # COLMAP too keeps a row for a pair without matches: it says that the pair was tried.
+        # As in COLMAP, a row without matches says that the pair was tried.
         self.connection.execute(
             "INSERT OR REPLACE INTO matches (pair_id, rows, cols, data) VALUES (?, ?, 2, ?)",
             (pair.number, len(indices), data or None),
@@ -186,6 +171,12 @@ class Database:
     def remove_matches(self, pair: Pair) -> None:
         self.connection.execute("DELETE FROM matches WHERE pair_id = ?", (pair.number,))
 
+    def has_foreign_matches(self) -> bool:
+        """Return whether some pair has matches that `match_database` did not write."""
+        own = f"SELECT pair_id FROM {MARKS} WHERE matched" if self._has_table(MARKS) else ""
+        query = f"SELECT EXISTS (SELECT 1 FROM matches WHERE rows > 0 AND pair_id NOT IN ({own}))"
+        return bool(self.connection.execute(query).fetchone()[0])
+
     def start_marking(self) -> None:
         self.connection.execute(
             f"CREATE TABLE IF NOT EXISTS {MARKS} (pair_id INTEGER PRIMARY KEY NOT NULL, pruner TEXT NOT NULL, "
@@ -193,7 +184,7 @@ class Database:
         )
 
     def is_marked(self, pair: Pair, pruner: str, matched: bool) -> bool:
-        """Whether the matches of a pair are still as this pruner left them; of those that were `matched` here too."""
+        """Return whether matches are still as this pruner left them and, if `matched`, were made by us."""
         if not self._has_table(MARKS):
             return False
         query = f"SELECT pruner, matched, digest FROM {MARKS} WHERE pair_id = ?"
@@ -203,16 +194,16 @@ class Database:
         return mark[2] == _digest(self.read_matches(pair))
 
     def mark(self, pair: Pair, pruner: str, matched: bool) -> None:
-        """Notes that a pair is as it should be."""
+        """Note that this pruner is done with a pair."""
         digest = _digest(self.read_matches(pair))
         query = f"SELECT pruner, matched, digest FROM {MARKS} WHERE pair_id = ?"
-        # A row that is written again would change the file, though not what it says.
+        # Writing the same row again would change the file.
         if self.connection.execute(query, (pair.number,)).fetchone() != (pruner, int(matched), digest):
             values = (pair.number, pruner, int(matched), digest)
             self.connection.execute(f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?, ?, ?)", values)
 
     def view(self, image: int, descriptors: bool = False) -> View:
-        """An image's keypoints, camera and, if asked for, descriptors."""
+        """Return an image's keypoints, camera and, if asked for, descriptors."""
         return self._views.get((image, descriptors), lambda: self._read_view(image, descriptors))
 
     def _read_view(self, image: int, descriptors: bool) -> View:
@@ -229,17 +220,11 @@ class Database:
         if camera is not None:
             points = undistort_points(points, camera.K, camera.distortion)
         sizes, angles = _shapes(keypoints)
-        return View(
-            points.astype(np.float32),
-            size,
-            None if camera is None else camera.K,
-            sizes,
-            angles,
-            self._descriptors(image, len(points)) if descriptors else None,
-        )
+        described = self._descriptors(image, len(points)) if descriptors else np.zeros((len(points), 0), np.float32)
+        return View(points, described, size, sizes, angles, K=None if camera is None else camera.K)
 
-    def _camera(self, image: int) -> tuple[Camera | None, tuple[float, float] | None]:
-        """The camera of an image, and the image's size; each is None where the database does not know it."""
+    def _camera(self, image: int) -> tuple[Camera | None, tuple[int, int] | None]:
+        """The camera and the size of an image; None where the database does not know them."""
         row = self.connection.execute(
             "SELECT camera_id, model, width, height, params, prior_focal_length FROM cameras "
             "JOIN images USING (camera_id) WHERE image_id = ?",
@@ -259,7 +244,7 @@ class Database:
                 logger.warning("%s: without a usable camera, points are normalised by image size: %s", self.name, error)
             self._unknown_cameras.add(identity)
             return None, size
-        # A guess of COLMAP's is no better than ours, which networks were trained with.
+        # COLMAP's guess is no better than ours, which networks were trained with.
         focals = {camera.K[0, 0], camera.K[1, 1]}
         guessed = size is not None and not focal_is_known and focals == {COLMAP_FOCAL_GUESS * max(size)}
         return (None if guessed else camera), size
@@ -280,7 +265,7 @@ class Database:
         return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
 
     def _array(self, where: str, kind: type[np.generic], stored: Sequence[Any], widths: Sequence[int]) -> np.ndarray:
-        """[rows x columns] from rows, columns and data as tables have them."""
+        """Return [rows x columns] from a table's rows, columns and data."""
         rows, columns, data = stored
         # SQLite lets a column hold anything.
         if not (isinstance(rows, int) and isinstance(columns, int) and isinstance(data, bytes | None)):
@@ -301,7 +286,7 @@ class Database:
         self.connection.execute("COMMIT")
 
     def check(self) -> None:
-        """Raises unless this is a COLMAP database."""
+        """Raise unless this is a COLMAP database."""
         missing = [name for name in TABLES if not self._has_table(name)]
         if missing:
             raise InputError(f"{self.name}: expected a COLMAP database, it has no table {', '.join(missing)}")
@@ -309,7 +294,7 @@ class Database:
 
 @contextmanager
 def open_database(path: Path, name: str | None = None) -> Iterator[Database]:
-    """A database that exists; what SQLite says of a bad one becomes an InputError. Messages call it `name`."""
+    """Open an existing database; errors of SQLite become `InputError` with `name`, or the path."""
     if not path.is_file():
         reason = "expected a COLMAP database, got a folder" if path.is_dir() else "no such file"
         raise InputError(f"{path}: {reason}")
@@ -328,12 +313,12 @@ def open_database(path: Path, name: str | None = None) -> Iterator[Database]:
 
 @contextmanager
 def transaction(database: Database, write: bool) -> Iterator[None]:
-    """All or nothing of what is written in the block: until its end, or `commit`, the file is as it was."""
+    """Commit what is written in the block at its end, or nothing if it raises."""
     database.connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
     try:
         yield
     except BaseException:
-        # SQLite has done so already where its own error ended the transaction.
+        # After some of its own errors SQLite has rolled back already.
         if database.connection.in_transaction:
             database.connection.execute("ROLLBACK")
         raise
@@ -342,8 +327,8 @@ def transaction(database: Database, write: bool) -> Iterator[None]:
 
 
 def copy_database(source: Database, target: Path) -> None:
-    """A copy at `target`, an empty file; one without a write-ahead log, whose files a rename would leave behind."""
-    # A reader's transaction: without it SQLite would wait for a writer forever.
+    """Copy to `target`, an empty file, without a write-ahead log: a rename would leave its files behind."""
+    # Within a read transaction, since otherwise SQLite would wait for a writer forever.
     with transaction(source, write=False):
         source.check()
         with _clear_errors(str(target)):
@@ -360,8 +345,7 @@ def _clear_errors(name: str) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError:
-        # What a damaged file says, or what SQLite would say of it.
-        raise InputError(f"{name}: not a readable COLMAP database (names that are no text)") from None
+        raise InputError(f"{name}: not a readable COLMAP database (names are not UTF-8)") from None
     except sqlite3.Error as error:
         # The lower byte is the kind of error.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -375,7 +359,7 @@ def _clear_errors(name: str) -> Iterator[None]:
 
 
 class _Remembered:
-    """The views used last."""
+    """Least-recently-used cache of views, limited in bytes."""
 
     def __init__(self) -> None:
         self.views: OrderedDict[Any, View] = OrderedDict()
@@ -396,24 +380,24 @@ def _digest(data: bytes | None) -> bytes:
     return hashlib.blake2b(data or b"", digest_size=16).digest()
 
 
-def _extent(points: np.ndarray) -> tuple[float, float]:
-    """The size that an image has at least, by its keypoints."""
+def _extent(points: np.ndarray) -> tuple[int, int]:
+    """The smallest (width, height) that contains all keypoints."""
     seen = points[np.isfinite(points).all(axis=1)]
     width, height = np.ceil(np.maximum(seen.max(axis=0, initial=1.0), 1.0) + HALF_PIXEL)
-    return float(width), float(height)
+    return int(width), int(height)
 
 
 def _shapes(keypoints: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Diameters and orientations of keypoints with 4 columns (scale, angle) or 6 (affine shape); None of others."""
+    """Diameters and orientations (radians) of keypoints with 4 columns (scale, angle) or 6 (affine shape), or None."""
     if keypoints.shape[1] == 2:
         return None, None
     if keypoints.shape[1] == 4:
         scales, angles = keypoints[:, 2], keypoints[:, 3]
     else:
-        # [a11 a12; a21 a22] is a turn times the scales along both axes, and a shear.
+        # [a11 a12; a21 a22] is a rotation times the scales along both axes, and a shear.
         a11, a12, a21, a22 = keypoints[:, 2:].T
         scales, angles = (np.hypot(a11, a21) + np.hypot(a12, a22)) / 2, np.arctan2(a21, a11)
-    # COLMAP's scale is a radius where OpenCV's size is a diameter.
+    # COLMAP's scale is a radius, OpenCV's size a diameter.
     sizes = 2 * scales
     usable = np.isfinite(sizes) & (sizes > 0) & np.isfinite(angles)
     return (sizes, angles) if usable.all() else (None, None)

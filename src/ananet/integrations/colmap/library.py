@@ -1,4 +1,4 @@
-"""pycolmap (an extra): imported where it is used, and kept quiet."""
+"""pycolmap (an extra), imported where it is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def import_pycolmap() -> Any:
 
 @contextmanager
 def quiet(pycolmap: Any) -> Iterator[None]:
-    """COLMAP tells every step on stderr, through the progress bars; only its errors are worth that."""
+    """Log only COLMAP's errors: its messages on stderr break progress bars."""
     before = pycolmap.logging.minloglevel
     pycolmap.logging.minloglevel = pycolmap.logging.Level.ERROR.value
     try:

@@ -1,16 +1,16 @@
-"""COLMAP: prunes the matches of a database, makes them from its descriptors, verifies them.
+"""Match, prune and verify the images of a COLMAP database.
 
     from ananet.integrations.colmap import match_database, prune_database
-    prune_database("database.db")                  # what COLMAP or anyone else matched
-    match_database("database.db", verify=True)     # nearest neighbours, pruned, verified: ready for the mapper
+    match_database("database.db", verify=True)     # nearest neighbours, pruned and verified: ready for the mapper
+    prune_database("database.db")                  # matches from elsewhere
 
-Each call is one transaction: a database is as it was, or done. A second call changes nothing.
+Each call is one transaction. A second call changes nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -27,11 +27,10 @@ from ananet._util.devices import choose_device
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.estimators.selection import one_to_one
-from ananet.features import NearestNeighbours, nearest_neighbours
-from ananet.integrations.colmap.database import Database, Pair, View, copy_database, join, open_database, transaction
+from ananet.features import nearest_neighbours
+from ananet.integrations.colmap.database import Database, Pair, copy_database, join, open_database, transaction
 from ananet.integrations.colmap.library import import_pycolmap
 from ananet.integrations.colmap.verification import verify_pairs
-from ananet.integrations.neighbours import nearest_neighbours as nearest_tensors
 from ananet.io.files import atomic_path, check_output, file_sha256
 from ananet.io.pairs import read_pairs
 from ananet.pruners import Pruner, load
@@ -50,25 +49,25 @@ class Summary:
     pruner: str
     """Its name and options."""
     used: list[str] = field(default_factory=list)
-    """What answered: the pruner itself, or the networks that "auto" took."""
+    """The pruner itself, or the networks that "auto" chose."""
     pairs: int = 0
-    """Pairs that were looked at."""
+    """Pairs processed."""
     skipped: int = 0
-    """Of these, pairs that had been pruned by the same pruner before, and not changed since."""
+    """Of these, pairs that the same pruner had pruned before and that were not changed since."""
     before: int = 0
     """Matches before pruning."""
     after: int = 0
     """Matches after pruning."""
     dropped: int = 0
-    """Pairs that had matches and have none now."""
+    """Pairs that lost all their matches."""
     unseen: int = 0
-    """Of the matches removed, those at keypoints that a lens model cannot place in an undistorted photo."""
+    """Matches removed because the lens model has no undistorted place for a keypoint."""
     geometries_removed: int = 0
-    """Two-view geometries of the old matches of changed pairs; the mapper needs new ones."""
+    """Two-view geometries of changed pairs; the mapper needs new ones."""
     verified: int | None = None
-    """Pairs of the database with inliers to a two-view geometry; None if verification was not asked for."""
+    """Pairs of the database with inliers to a two-view geometry; None without verification."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of each step: read, match, prune, write, verify."""
+    """Time of each step: read, match, prune, write, verify."""
 
     @property
     def pairs_per_second(self) -> float:
@@ -77,7 +76,7 @@ class Summary:
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Adds to the seconds of a step, without those of steps within it."""
+        """Add to the time of a step, without that of steps within it."""
         start, others = time.perf_counter(), sum(self.seconds.values())
         try:
             yield
@@ -97,22 +96,25 @@ def prune_database(
     device: str | torch.device = "auto",
     progress: bool = False,
 ) -> Summary:
-    """Prunes the matches of every pair of a COLMAP database.
+    """Prune the matches of every pair of a COLMAP database.
+
+    COLMAP's own matches passed a ratio test and a cross check: little is left to prune, and `match_database` gives
+    better reconstructions.
 
     Args:
         path: the database.
-        pruner: a pruner or what `ananet.load` takes; None for the best network for what is known of the matches, at a
-            stricter threshold than elsewhere ("auto@threshold=0.9"), which gives better reconstructions.
+        pruner: a pruner or a name that `ananet.load` takes; None for the best network for what is known of the matches,
+            at a stricter threshold than elsewhere ("auto@threshold=0.9"), which gives better reconstructions.
         output: where to write a pruned copy; without it the database itself is changed.
         min_matches: pairs that keep fewer lose all their matches, as in COLMAP.
-        verify: two-view geometries of pairs without one, by COLMAP's own verification (needs pycolmap).
-        dry_run: count, and write nothing; nothing is verified either.
+        verify: write two-view geometries of pairs without one by COLMAP's own verification (needs pycolmap).
+        dry_run: count, but write and verify nothing.
         device: where networks run.
         progress: show a bar.
 
-    Two-view geometries belong to the matches they were made from: those of changed pairs are removed, and COLMAP's
-    verifier or matchers make new ones. Pairs that were pruned are noted in a table of the database's own
-    (`ananet_pruned`), so that a second call leaves them alone, unless someone has written other matches since.
+    Two-view geometries of changed pairs are removed; COLMAP's verifier or matchers make new ones. A table of its own
+    (`ananet_pruned`) notes the pairs that were pruned, so that a second call skips them unless their matches were
+    changed since.
     """
     job = _Job(pruner, device, min_matches, matching=False, progress=progress)
     return _run(Path(path), output, job, job.stored, verify, dry_run)
@@ -130,15 +132,14 @@ def match_database(
     device: str | torch.device = "auto",
     progress: bool = False,
 ) -> Summary:
-    """Matches the images of a COLMAP database by their descriptors, and prunes the matches.
+    """Match the images of a COLMAP database by their descriptors, and prune the matches.
 
-    The putative matches are nearest neighbours with ratio and mutual flag, which the default pruner uses. Only kept
-    matches that are mutual are written: COLMAP expects each keypoint at most once per pair.
+    Putative matches are nearest neighbours with ratio and mutual flag, which the default pruner uses. Kept matches are
+    written one to one: COLMAP expects each keypoint at most once per pair.
 
     Args:
         pairs: "all"; "existing" for pairs that have matches, which are replaced; a text file with two image names per
-            line (separated by a tab if names contain blanks); or the names themselves. Pairs with an image that has
-            no descriptors are left as they are.
+            line (`ananet.io.pairs`); or the names themselves. Pairs with an image without descriptors are skipped.
 
     The other arguments are those of `prune_database`.
     """
@@ -147,9 +148,9 @@ def match_database(
 
 
 def verify_database(path: str | Path) -> int:
-    """Two-view geometries of all pairs that have matches and no geometry, by COLMAP's own verification.
+    """Verify all pairs that have matches and no two-view geometry by COLMAP's own verification, in one transaction.
 
-    Returns how many pairs of the database have inliers then. It is one transaction too.
+    Returns the number of pairs of the database that have inliers then.
     """
     pycolmap = import_pycolmap()
     with open_database(Path(path)) as database, transaction(database, write=True):
@@ -163,13 +164,17 @@ class _Putative(NamedTuple):
     indices: np.ndarray
     """[N x 2] keypoints."""
     usable: np.ndarray
-    """[N] bool: which of them the pruner gets to see."""
+    """[N] bool mask of the matches that the pruner gets."""
     matches: Correspondences | None
-    """Those; None for a pair that was pruned before."""
+    """These; None for a pair that was pruned before."""
+
+    @classmethod
+    def done(cls, pair: Pair, indices: np.ndarray) -> _Putative:
+        return cls(pair, indices, np.ones(len(indices), bool), None)
 
 
 class _Job:
-    """What is done to every pair."""
+    """Reads or makes the matches of pairs, prunes and writes them."""
 
     def __init__(
         self,
@@ -189,114 +194,113 @@ class _Job:
         self.summary = Summary(pruner.name if isinstance(pruner, Pruner) else str(pruner))
 
     def stored(self, database: Database) -> tuple[int, Iterator[_Putative]]:
-        """How many pairs have matches, and these pairs."""
-        return database.count_matched_pairs(), self._stored(database)
+        """Return the number of pairs with matches, and these pairs."""
 
-    def _stored(self, database: Database) -> Iterator[_Putative]:
-        pairs = database.matched_pairs()
-        while True:
-            with self.summary.timed("read"):
-                stored = next(pairs, None)
-                if stored is None:
-                    return
-                putative = self._putative(database, *stored)
-            yield putative
+        def read() -> Iterator[_Putative]:
+            pairs = database.matched_pairs()
+            while True:
+                with self.summary.timed("read"):
+                    stored = next(pairs, None)
+                    if stored is None:
+                        return
+                    putative = self._read(database, *stored)
+                yield putative
 
-    def _putative(self, database: Database, pair: Pair, indices: np.ndarray) -> _Putative:
+        return database.count_matched_pairs(), read()
+
+    def _read(self, database: Database, pair: Pair, indices: np.ndarray) -> _Putative:
         if database.is_marked(pair, self.identity, matched=False):
-            return _Putative(pair, indices, np.ones(len(indices), bool), None)
-        first, second = (database.view(image) for image in pair)
-        _check_indices(database, pair, indices, (first, second))
-        matches, usable = join(first, second, indices)
+            return _Putative.done(pair, indices)
+        views = database.view(pair.first), database.view(pair.second)
+        for image, column, view in zip(pair, indices.T, views, strict=True):
+            if column.max(initial=0) >= len(view):
+                raise InputError(
+                    f"{database.name}: matches of images {pair.first} and {pair.second}: expected keypoints below "
+                    f"{len(view)} of image {image}, got {column.max()}"
+                )
+        matches, usable = join(*views, indices)
         return _Putative(pair, indices, usable, matches)
 
     def matched(
         self, database: Database, pairs: str | Path | Sequence[tuple[str, str]]
     ) -> tuple[int, Iterator[_Putative]]:
-        """How many pairs are to be matched, and these pairs."""
+        """Return the number of pairs to match, and these pairs with their matches."""
         described = database.images_with_descriptors()
         if not described and database.image_names():
             raise InputError(f"{database.name}: expected descriptors to match, there are none; extract features first")
         if isinstance(pairs, str) and pairs == ALL_PAIRS:
-            return len(described) * (len(described) - 1) // 2, self._matched(
-                database, (Pair(*two) for two in combinations(described, 2))
-            )
+            every = (Pair(*two) for two in combinations(described, 2))
+            return len(described) * (len(described) - 1) // 2, self._match(database, every)
         if isinstance(pairs, str) and pairs == EXISTING_PAIRS:
             chosen = [stored.pair for stored in database.matched_pairs()]
         else:
             chosen = _named_pairs(database, pairs)
-        known = set(described)
-        usable = sorted({pair.in_order for pair in chosen if known.issuperset(pair)})
-        return len(usable), self._matched(database, iter(usable))
+        usable = sorted({pair.in_order for pair in chosen if set(described).issuperset(pair)})
+        return len(usable), self._match(database, usable)
 
-    def _matched(self, database: Database, pairs: Iterator[Pair]) -> Iterator[_Putative]:
+    def _match(self, database: Database, pairs: Iterable[Pair]) -> Iterator[_Putative]:
         for pair in pairs:
             with self.summary.timed("read"):
                 done = database.is_marked(pair, self.identity, matched=True)
-                views = [] if done else [database.view(image, descriptors=True) for image in pair]
-                stored = database.read_matches(pair) if done else None
+                if not done:
+                    first, second = (database.view(image, descriptors=True) for image in pair)
             if done:
-                indices = np.frombuffer(stored or b"", np.uint32).reshape(-1, 2)
-                yield _Putative(pair, indices, np.ones(len(indices), bool), None)
+                stored = np.frombuffer(database.read_matches(pair) or b"", np.uint32)
+                yield _Putative.done(pair, stored.reshape(-1, 2))
                 continue
             with self.summary.timed("match"):
-                putative = self._nearest(pair, *views)
-            yield putative
-
-    def _nearest(self, pair: Pair, first: View, second: View) -> _Putative:
-        assert first.descriptors is not None and second.descriptors is not None
-        found = _neighbours(first.descriptors, second.descriptors, self.device)
-        indices = np.stack([np.arange(len(found.index)), found.index], axis=1)
-        matches, usable = join(first, second, indices, ratio=found.ratio, mutual=found.mutual)
-        return _Putative(pair, indices, usable, matches)
+                found = nearest_neighbours(first.descriptors, second.descriptors, device=self.device)
+                indices = np.stack([np.arange(len(found.index)), found.index], axis=1)
+                matches, usable = join(first, second, indices, ratio=found.ratio, mutual=found.mutual)
+            yield _Putative(pair, indices, usable, matches)
 
     def work(self, database: Database, total: int, putative: Iterator[_Putative], write: bool) -> None:
-        """Prunes pairs as they are read: memory does not grow with the database."""
+        """Prune pairs as they are read: memory does not grow with the database."""
         if write and total:
             database.start_marking()
-        answers = stream_items(self.pruner, putative, lambda pair: pair.matches)
+        results = stream_items(self.pruner, putative, lambda pair: pair.matches)
         with tqdm(total=total, desc=self.pruner.name, unit="pair", disable=not self.progress) as bar:
             while True:
                 with self.summary.timed("prune"):
-                    pair, answer = next(answers, (None, None))
+                    pair, kept = next(results, (None, None))
                 if pair is None:
                     return
                 with self.summary.timed("write"):
-                    self._finish(database, pair, self._kept(pair, answer), write)
+                    self._finish(database, pair, self._mask(pair, kept), write)
                 bar.update()
 
-    def _kept(self, pair: _Putative, answer: Pruned | None) -> np.ndarray:
-        """[N] bool: what stays of a pair's matches; all, where it was pruned before."""
-        if pair.matches is None or answer is None:
+    def _mask(self, pair: _Putative, kept: Pruned | None) -> np.ndarray:
+        """[N] bool mask of the matches that stay: all, if the pair was pruned before."""
+        if pair.matches is None or kept is None:
             return pair.usable
-        if answer.pruner not in self.summary.used:
-            self.summary.used.append(answer.pruner)
-        chosen = torch.as_tensor(answer.mask).cpu()
+        if kept.pruner not in self.summary.used:
+            self.summary.used.append(kept.pruner)
+        chosen = torch.as_tensor(kept.mask).cpu()
         if self.matching:
-            chosen = one_to_one(pair.matches, chosen, torch.as_tensor(answer.logits).cpu())
-        kept = np.zeros(len(pair.indices), bool)
-        kept[pair.usable] = chosen.numpy()
-        return kept
+            chosen = one_to_one(pair.matches, chosen, torch.as_tensor(kept.logits).cpu())
+        mask = np.zeros(len(pair.indices), bool)
+        mask[pair.usable] = chosen.numpy()
+        return mask
 
-    def _finish(self, database: Database, putative: _Putative, kept: np.ndarray, write: bool) -> None:
-        """Counts, and writes what has changed."""
-        count = int(kept.sum())
+    def _finish(self, database: Database, putative: _Putative, mask: np.ndarray, write: bool) -> None:
+        """Count, and write what has changed."""
+        count = int(mask.sum())
         if count < self.min_matches:
-            count, kept = 0, np.zeros_like(kept)
+            count, mask = 0, np.zeros_like(mask)
         self.summary.pairs += 1
         self.summary.skipped += putative.matches is None
-        self.summary.before += len(kept)
+        self.summary.before += len(mask)
         self.summary.after += count
-        self.summary.dropped += count == 0 < len(kept)
+        self.summary.dropped += count == 0 < len(mask)
         self.summary.unseen += int((~putative.usable).sum())
         if not write:
             return
         pair = putative.pair
         if self.matching:
-            # Others write pairs the other way round, which this one takes the place of.
+            # Other programs may have stored the pair the other way round.
             database.remove_matches(pair.reversed)
-        self.summary.geometries_removed += database.write_matches(pair, putative.indices[kept])
-        if putative.matches is not None or count < len(kept):
+        self.summary.geometries_removed += database.write_matches(pair, putative.indices[mask])
+        if putative.matches is not None or count < len(mask):
             database.mark(pair, self.identity, self.matching)
 
 
@@ -334,7 +338,7 @@ def _run(
 
 def _check_output(output: Path, path: Path) -> Path:
     target = check_output(output, path)
-    # SQLite would take what an open database left beside it for news of ours.
+    # SQLite would apply the log of the old file to the new one.
     for suffix in ("-wal", "-journal"):
         if target.with_name(target.name + suffix).exists():
             raise InputError(f"output: {output} is open in another program, or was left by one that was killed")
@@ -342,32 +346,15 @@ def _check_output(output: Path, path: Path) -> Path:
 
 
 def identity_of(pruner: str | Path | Pruner) -> str:
-    """What tells pruners apart: names and options, and the weights of networks."""
+    """Return name, options and hashes of the weights of a pruner."""
     if isinstance(pruner, Pruner):
         return pruner.name
     parts = look_up_pruner(str(pruner))
     return "+".join(" ".join([part.name, *(file_sha256(file)[:12] for file in part.files)]) for part in parts)
 
 
-def _neighbours(descriptors0: np.ndarray, descriptors1: np.ndarray, device: torch.device) -> NearestNeighbours:
-    """On a GPU if that is where networks run."""
-    if device.type == "cpu":
-        return nearest_neighbours(descriptors0, descriptors1)
-    found = nearest_tensors(*(torch.from_numpy(each).to(device) for each in (descriptors0, descriptors1)))
-    return NearestNeighbours(*(each.cpu().numpy() for each in (found.index, found.ratio, found.mutual)))
-
-
-def _check_indices(database: Database, pair: Pair, indices: np.ndarray, views: Sequence[View]) -> None:
-    for image, column, view in zip(pair, indices.T, views, strict=True):
-        if column.max(initial=0) >= len(view.points):
-            raise InputError(
-                f"{database.name}: matches of images {pair.first} and {pair.second}: expected keypoints below "
-                f"{len(view.points)} of image {image}, got {column.max()}"
-            )
-
-
 def _named_pairs(database: Database, pairs: str | Path | Sequence[tuple[str, str]]) -> list[Pair]:
-    """Pairs of images by name, from a file or as they are."""
+    """Pairs of images by name, listed in a file or given."""
     images = {name: image for image, name in database.image_names().items()}
     named = read_pairs(pairs) if isinstance(pairs, str | Path) else (("pairs", tuple(two)) for two in pairs)
     found = []

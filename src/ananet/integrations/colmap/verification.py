@@ -15,13 +15,13 @@ from ananet.integrations.colmap.library import quiet
 
 
 def verify_pairs(pycolmap: Any, database: Database) -> int:
-    """Two-view geometries of pairs with matches and without a geometry; returns how many pairs have inliers.
+    """Write two-view geometries of pairs that have matches and no geometry; return the number of pairs with inliers.
 
-    For a transaction that has begun. COLMAP cannot work within it, and so gets a small copy, beside the database.
+    Call it within a write transaction. COLMAP cannot join that, and so works on a small copy beside the database.
     """
     folder = database.path.resolve().parent
     prefix = f".{database.path.stem}-verification-"
-    # Who holds the transaction is alone: what lies there is of a run that was killed.
+    # We hold the write lock, so leftovers come from a killed run.
     for left in folder.glob(f"{glob.escape(prefix)}*"):
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as work:
@@ -37,10 +37,10 @@ def verify_pairs(pycolmap: Any, database: Database) -> int:
 
 
 def _copy_unverified(database: Database, target: Path) -> int:
-    """Everything but descriptors and verified pairs, into a new database; returns the number of pairs."""
+    """Copy all but descriptors and verified pairs to a new database; return the number of pairs."""
     numbers = database.connection.execute("SELECT pair_id FROM two_view_geometries")
     verified = {Pair.of(number).in_order for (number,) in numbers}
-    # Pairs stored the other way round are none of COLMAP's, which would look for them in vain.
+    # COLMAP does not find pairs that are stored the other way round.
     unverified = (stored for stored in database.matched_pairs() if stored.pair.in_order not in verified)
     rows = (
         (pair.in_order.number, len(indices), 2, (indices if pair == pair.in_order else indices[:, ::-1]).tobytes())
@@ -59,7 +59,7 @@ def _copy_unverified(database: Database, target: Path) -> int:
 
 
 def _copy_tables(source: sqlite3.Connection, target: sqlite3.Connection, without: Sequence[str]) -> None:
-    """All tables, those in `without` empty."""
+    """Copy all tables, those in `without` empty."""
     version = source.execute("PRAGMA user_version").fetchone()[0]
     target.execute(f"PRAGMA user_version = {version}")
     made = "SELECT type, name, sql FROM sqlite_master WHERE type IN ('table', 'index') AND sql IS NOT NULL"
@@ -71,10 +71,10 @@ def _copy_tables(source: sqlite3.Connection, target: sqlite3.Connection, without
 
 
 def _take_geometries(database: Database, source: Path) -> None:
-    """Two-view geometries from a copy."""
+    """Copy two-view geometries from a copy of the database."""
     copy = sqlite3.connect(source)
     try:
-        # COLMAP brings an old database up to date when it opens it: the copy may have columns more.
+        # COLMAP updates an old database when it opens it: the copy may have more columns.
         own = [row[1] for row in database.connection.execute("PRAGMA table_info(two_view_geometries)")]
         columns = ", ".join(own)
         rows = copy.execute(f"SELECT {columns} FROM two_view_geometries")
