@@ -1,4 +1,4 @@
-"""What a second look at the photos does to kept matches: their distance from the true geometry before and after.
+"""Distance of kept matches from the true geometry before and after subpixel refinement.
 
     python benchmarks/refinement.py SCENES [--limit N] [--pruner NAME] [--json]
 
@@ -30,12 +30,12 @@ from ananet.features import load_detector, match
 from ananet.pruners import load
 from ananet.twoview.refinement import refine
 
-# By how alike the photos are around both points after a second look.
+# Bins of the correlation of patches after refinement.
 CORRELATIONS = (-1.0, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 
 
-class Looks:
-    """Second looks at pairs, and what they gave match by match."""
+class Refinement:
+    """Refines pairs and measures each match."""
 
     def __init__(self, pruner: str) -> None:
         self.detector, self.pruner = load_detector("sift"), load(pruner, device="cpu")
@@ -47,7 +47,7 @@ class Looks:
         return pixels, self.detector.detect(pixels)
 
     def __call__(self, pair: PosedPair) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-        """[N] distances before and after, [N] correlations, and seconds of the CPU."""
+        """[N] distances before and after, [N] correlations, and CPU seconds."""
         (pixels0, features0), (pixels1, features1) = self.photo(pair.image0), self.photo(pair.image1)
         matches = match(features0, features1, K0=pair.image0.K, K1=pair.image1.K)
         matches = matches[torch.from_numpy(self.pruner(matches).mask) & matches.mutual]
@@ -86,17 +86,17 @@ def measure(scenes: str, pruner: str, limit: int | None) -> dict[str, object]:
     if not listed:
         raise InputError(f"scenes: expected pairs of undistorted photos, {scenes} has none")
     listed = listed[:: max(1, -(-len(listed) // (limit or len(listed))))]
-    look = Looks(pruner)
-    looks = [look(pair) for _, pair in tqdm(listed, desc="pairs")]
-    before, after, correlation = (np.concatenate([each[k] for each in looks]) for k in range(3))
-    scene = np.repeat([name for name, _ in listed], [len(each[0]) for each in looks])
+    refinement = Refinement(pruner)
+    refined = [refinement(pair) for _, pair in tqdm(listed, desc="pairs")]
+    before, after, correlation = (np.concatenate([each[k] for each in refined]) for k in range(3))
+    scene = np.repeat([name for name, _ in listed], [len(each[0]) for each in refined])
     by_scene = [row(name, before[scene == name], after[scene == name]) for name in sorted(set(scene))]
     by_correlation = []
     for low, high in pairwise(CORRELATIONS):
         inside = (correlation > low) & (correlation <= high)
         if inside.any():
             by_correlation.append(row(f"{low:g} to {high:g}", before[inside], after[inside]))
-    milliseconds = 500e3 * sum(each[3] for each in looks) / max(len(before), 1)
+    milliseconds = 500e3 * sum(each[3] for each in refined) / max(len(before), 1)
     return {
         "pairs": len(listed),
         "scenes": [row("all", before, after), *by_scene],
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenes")
     parser.add_argument("--pruner", default="auto", help="default: auto")
-    parser.add_argument("--limit", type=int, help="at most so many pairs, evenly spread")
+    parser.add_argument("--limit", type=int, help="at most N pairs, evenly spread")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

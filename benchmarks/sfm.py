@@ -6,7 +6,7 @@
 Every n-th photo of a scene is reconstructed by pycolmap (an extra): its SIFT, known cameras, matches of one kind at a
 time, geometric verification, incremental mapping. Matches are "colmap", its own (ratio 0.8, cross check), those of them
 that a pruner keeps ("colmap+ananet"), or nearest neighbours that a pruner keeps. With --refine each kind comes a second
-time, its keypoints moved by a second look at the photos (`ananet.twoview.refinement`). Poses are compared over all
+time, its keypoints refined (`ananet.twoview.keypoint_refinement`). Poses are compared over all
 pairs of photos; a pair with a photo that got no pose has failed. Runs differ in the seeds of verification and mapping;
 numbers are means over them.
 """
@@ -43,7 +43,7 @@ from ananet.features.matching import join
 from ananet.integrations.colmap.database import HALF_PIXEL
 from ananet.integrations.colmap.library import import_pycolmap, quiet
 from ananet.pruners import load
-from ananet.twoview.refinement import KeypointRefinement
+from ananet.twoview.keypoint_refinement import KeypointRefinement
 
 # Scene, every how many photos one is taken, keypoints of a photo where not as below.
 ROWS = (
@@ -171,14 +171,14 @@ class Collection:
             ]
 
     def moves(self, pairs: Sequence[Correspondences]) -> dict[str, np.ndarray]:
-        """Pixels by which keypoints move after a second look at the photos."""
+        """Shifts of the keypoints by subpixel refinement, in pixels."""
         names = list(self.features)
         refinement = KeypointRefinement([len(self.features[name]) for name in names], device="cpu")
         photos = {name: read_posed_image(self.images[name]) for name in names}
         for (first, second), matches in tqdm(
-            zip(self.pairs, pairs, strict=True), desc="second look", total=len(pairs), leave=False
+            zip(self.pairs, pairs, strict=True), desc="refinement", total=len(pairs), leave=False
         ):
-            refinement.look(names.index(first), names.index(second), photos[first], photos[second], matches)
+            refinement.add_pair(names.index(first), names.index(second), photos[first], photos[second], matches)
         return dict(zip(names, refinement.shifts(), strict=True))
 
     def write(self, pairs: Sequence[Correspondences], moves: dict[str, np.ndarray]) -> None:
@@ -315,7 +315,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("scenes", type=Path, help="folder of scenes: images/ beside sparse/ in each")
     parser.add_argument("--rows", default=",".join(ROWS), metavar="A:N,...", help="scene:every[:keypoints], several")
     parser.add_argument("--matches", default=",".join(MATCHES), metavar="A,B,...", help='"colmap" and pruners')
-    parser.add_argument("--refine", action="store_true", help="also with keypoints moved by a second look")
+    parser.add_argument("--refine", action="store_true", help="also with refined keypoints")
     parser.add_argument("--runs", type=int, default=1, help="seeds that numbers are means over (default: 1)")
     parser.add_argument("--threads", type=int, help="of torch (default: one per core)")
     parser.add_argument("--style", choices=("text", "markdown"), default="text", help="of the table (default: text)")
