@@ -29,7 +29,7 @@ def test_wrong_arguments(run, monkeypatch):
         assert code == 2 and message in err
     monkeypatch.setenv(TOKEN, "")
     code, _, err = run("web")
-    assert code == 2 and f"{TOKEN}: expected printable signs" in err
+    assert code == 2 and f"{TOKEN}: expected printable ASCII characters, got nothing" in err
 
 
 def test_a_missing_package(monkeypatch, capsys):

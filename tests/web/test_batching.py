@@ -34,7 +34,7 @@ class Recorder(Pruner):
 
 @pytest.fixture
 def batcher():
-    made = Batcher(longest_wait=0.02)
+    made = Batcher(max_wait=0.02)
     yield made
     made.close()
 
@@ -70,7 +70,7 @@ def test_many_threads_get_the_answers_of_the_pruner_itself(batcher):
 
 def test_batches_are_bounded_and_keep_the_order():
     pruner = Recorder()
-    batcher = Batcher(most_pairs=4, most_matches=100)
+    batcher = Batcher(max_pairs=4, max_matches=100)
     first = held_up(batcher, pruner)
     answers = [batcher.submit(pruner, pair_of(count)) for count in (2, 3, 4, 5, 6, 60, 50, 300, 7)]
     pruner.may_go.set()
@@ -81,7 +81,7 @@ def test_batches_are_bounded_and_keep_the_order():
 
 
 def test_a_lonely_pair_waits_no_longer_than_it_must():
-    batcher, pruner = Batcher(longest_wait=0.05), Recorder()
+    batcher, pruner = Batcher(max_wait=0.05), Recorder()
     start = time.monotonic()
     batcher.submit(pruner, pair_of(3)).result(20)
     assert 0.045 < time.monotonic() - start < 10
@@ -123,7 +123,7 @@ def test_pruners_are_not_mixed(batcher):
 
 
 def test_closing_finishes_what_waits():
-    batcher, pruner = Batcher(longest_wait=5.0), Recorder()
+    batcher, pruner = Batcher(max_wait=5.0), Recorder()
     answers = [batcher.submit(pruner, pair_of(2)) for _ in range(3)]
     batcher.close()
     assert all(answer.done() for answer in answers)
@@ -139,7 +139,7 @@ def test_a_shared_pruner_is_a_pruner(batcher, problem):
     assert batcher.pairs == 2
 
 
-@pytest.mark.parametrize("wrong", [{"longest_wait": 0}, {"most_pairs": 0}, {"most_matches": 0.5}])
+@pytest.mark.parametrize("wrong", [{"max_wait": 0}, {"max_pairs": 0}, {"max_matches": 0.5}])
 def test_wrong_bounds(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
         Batcher(**wrong)

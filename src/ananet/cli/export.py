@@ -7,10 +7,8 @@ from ananet.cli.arguments import add_json, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "network",
-        help="a network from 'ananet list' or a .safetensors file; NAME@threshold=0.5 sets the threshold in the file",
-    )
+    words = "a network from 'ananet list' or a .safetensors file; NAME@threshold=0.5 sets the threshold in the file"
+    parser.add_argument("network", help=words)
     parser.add_argument("-o", "--output", type=Path, help="the file (default: NETWORK.onnx)")
     add_json(parser)
 
@@ -22,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = arguments.output or Path(Path(name).stem + ".onnx")
     check_output(output, Path(name), suffix=".onnx")
 
-    # Torch takes seconds to import, and so comes after what can be wrong without it.
+    # Importing torch takes seconds: check everything else first.
     from ananet.integrations.onnx import export
     from ananet.pruners import load
 

@@ -17,47 +17,38 @@ if TYPE_CHECKING:
     from ananet.web.app import Example
 
 TOKEN = "ANANET_WEB_TOKEN"
-# What `pip install ananet[web]` brings, by names of modules.
+# Modules and packages of the extra `web`.
 PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
-# Connections beyond the requests in flight: of those who are told to come again, look at the page, or wait idly.
+# Connections beyond the requests in flight: refused requests, the page, idle connections.
 MORE_CONNECTIONS = 200
+# Option, default, unit and meaning.
+LIMITS: tuple[tuple[str, int | float, str, str], ...] = (
+    ("--max-upload", 32, "MB", "size of a request"),
+    ("--max-megapixels", 40, "N", "size of a photo"),
+    ("--max-matches", 10_000, "N", "matches per request"),
+    ("--max-requests", 64, "N", "requests at a time"),
+    ("--timeout", 60.0, "S", "seconds per request"),
+    ("--longest-side", 1600, "PX", "larger photos are scaled down before keypoints are detected"),
+    ("--batch-wait", 5.0, "MS", "how long a pair waits for others"),
+    ("--batch-pairs", 16, "N", "most pairs pruned together"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 opens it to the network (default: 127.0.0.1)"
-    )
-    parser.add_argument("--port", type=int, default=8000, help="default: 8000")
+    add = parser.add_argument
+    words = "address to listen at; 0.0.0.0 opens it to the network (default: 127.0.0.1)"
+    add("--host", default="127.0.0.1", help=words)
+    add("--port", type=int, default=8000, help="default: 8000")
     add_pruner(parser)
-    parser.add_argument(
-        "--detectors", default="sift,orb", metavar="A,B,...", help="detectors to offer (default: sift,orb)"
-    )
-    parser.add_argument(
-        "--allow-origin", action="append", default=[], metavar="URL", help="a site whose pages may call the service"
-    )
+    add("--detectors", default="sift,orb", metavar="A,B,...", help="detectors to offer (default: sift,orb)")
+    add("--allow-origin", action="append", default=[], metavar="URL", help="a site whose pages may call the service")
     limits = parser.add_argument_group(
-        "limits", f"With a token in the environment variable {TOKEN}, requests without it are refused."
+        "limits", f"If the environment variable {TOKEN} has a token, requests without it are refused."
     )
-    limits.add_argument("--max-upload", type=int, default=32, metavar="MB", help="size of a request (default: 32)")
-    limits.add_argument("--max-megapixels", type=int, default=40, metavar="N", help="size of a photo (default: 40)")
-    limits.add_argument(
-        "--max-matches", type=int, default=10_000, metavar="N", help="matches per request (default: 10000)"
-    )
-    limits.add_argument("--max-requests", type=int, default=64, metavar="N", help="requests at a time (default: 64)")
-    limits.add_argument("--timeout", type=float, default=60.0, metavar="S", help="time for a request (default: 60)")
-    limits.add_argument(
-        "--longest-side",
-        type=int,
-        default=1600,
-        metavar="PX",
-        help="larger photos are reduced before keypoints are detected (default: 1600)",
-    )
-    limits.add_argument(
-        "--batch-wait", type=float, default=5.0, metavar="MS", help="how long a pair waits for others (default: 5)"
-    )
-    limits.add_argument(
-        "--batch-pairs", type=int, default=16, metavar="N", help="most pairs pruned together (default: 16)"
-    )
+    for option, default, unit, words in LIMITS:
+        limits.add_argument(
+            option, type=type(default), default=default, metavar=unit, help=f"{words} (default: {default:g})"
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,14 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
     if missing:
         raise MissingExtraError(" ".join(missing), "web")
     check_whole_number("--port", arguments.port, 0, 65535)
-    for option in ("max_upload", "max_megapixels", "max_matches", "max_requests", "longest_side", "batch_pairs"):
-        check_whole_number(f"--{option.replace('_', '-')}", getattr(arguments, option), 1)
-    check_positive("--timeout", arguments.timeout, " of seconds")
-    check_positive("--batch-wait", arguments.batch_wait, " of milliseconds")
+    for option, default, _, _ in LIMITS:
+        value = getattr(arguments, option[2:].replace("-", "_"))
+        check_whole_number(option, value, 1) if isinstance(default, int) else check_positive(option, value)
     check_address(arguments.host, arguments.port)
     token = os.environ.get(TOKEN)
     if token is not None and (not token or not token.isascii() or not token.isprintable()):
-        raise InputError(f"{TOKEN}: expected printable signs, got {'none' if not token else 'others'}")
+        raise InputError(f"{TOKEN}: expected printable ASCII characters, got {'other ones' if token else 'nothing'}")
 
     import uvicorn
 
@@ -94,29 +84,29 @@ def run(arguments: argparse.Namespace) -> int:
         limits=limits,
         token=token,
         origins=arguments.allow_origin,
-        longest_wait=arguments.batch_wait / 1000,
-        most_pairs=arguments.batch_pairs,
+        max_wait=arguments.batch_wait / 1000,
+        max_pairs=arguments.batch_pairs,
         examples=examples(),
     )
-    # uvicorn raises the signal that ended it once more: a service that stopped as it was told to is no failure.
+    # uvicorn raises SIGTERM again after a graceful stop: exit with 0 nevertheless.
     signal.signal(signal.SIGTERM, lambda *_: None)
     uvicorn.run(
         app,
         host=arguments.host,
         port=arguments.port,
         log_level="info",
-        # Who asked for what is nobody's business, unless the one who runs it says so with a proxy.
+        # Addresses of clients are not logged. A proxy may do so.
         access_log=False,
         server_header=False,
         limit_concurrency=limits.in_flight + MORE_CONNECTIONS,
-        # SIGTERM: no new requests, and those in flight are finished.
+        # On SIGTERM, finish the requests in flight.
         timeout_graceful_shutdown=int(limits.seconds) + 1,
     )
     return 0
 
 
 def check_address(host: str, port: int) -> None:
-    """Raises where nobody can listen, before networks are loaded."""
+    """Raise if the address cannot be used, before networks are loaded."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         socket.create_server(address[:2], family=family).close()
@@ -126,7 +116,7 @@ def check_address(host: str, port: int) -> None:
 
 
 def examples() -> dict[str, Example]:
-    """Pairs of pictures that come with scikit-image; none without it."""
+    """Return pairs of pictures from scikit-image; none without it."""
     if find_spec("skimage") is None:
         return {}
     import cv2
@@ -144,7 +134,7 @@ def examples() -> dict[str, Example]:
     left, right = jpeg(pair.image0), jpeg(pair.image1)
     cameras = tuple(",".join(f"{value:.3f}" for value in camera_parameters(K)) for K in (pair.K0, pair.K1))
     coffee = jpeg(data.coffee()[..., ::-1])
-    # A picture that moves by itself: down to the left in the first photo, up and turned in the second.
+    # A picture that moves by itself: at the bottom left of the first photo, at the top right and turned in the second.
     picture = data.astronaut()[:300, 80:380, ::-1]
     moving = []
     for photo, where in (

@@ -1,1 +1,1 @@
-"""A page and an HTTP service around the pipeline (extra `web`)."""
+"""Web page and HTTP service (extra `web`)."""

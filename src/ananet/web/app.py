@@ -1,4 +1,4 @@
-"""The application: a page, and an HTTP API with the same pipeline behind it."""
+"""The application: a page and an HTTP API."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from ananet._util.defaults import DETECTOR, PRUNER
 from ananet.errors import InputError
 from ananet.features import DETECTORS, Detector, load_detector
 from ananet.pruners import Pruner, list_pruners, load
-from ananet.twoview.matcher import match_photos
+from ananet.twoview import PhotoMatcher
 from ananet.web import answers, uploads
 from ananet.web.batching import MAX_PAIRS, MAX_WAIT, Batcher, SharedPruner
 from ananet.web.counters import Counters
 from ananet.web.limits import Guard, Limits, RefusedError, unless_gone
 from ananet.web.openapi import FIELDS, FORM, JSON, MATCH, MATCHED, NPZ, PRUNE, PRUNED, describe
 
-# The page, a handful of kilobytes each.
+# The files of the page.
 STATIC = {
     "index.html": "text/html",
     "style.css": "text/css",
     "page.js": "text/javascript",
     "downloads.js": "text/javascript",
 }
-# Detectors that come without weights of other people; whoever starts the service may allow more.
+# Detectors without weights to download.
 PLAIN_DETECTORS = (DETECTOR, "orb")
-# Of one text field of a form.
+# Size of a text field of a form.
 FIELD_BYTES = 4096
-# An error may repeat what the client sent.
+# Length of an error, which may quote what the client sent.
 MAX_ERROR = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A pair that people without photos of their own can try."""
+    """A pair of photos that the page offers."""
 
     title: str
     photos: tuple[bytes, bytes]
-    """As JPEG files."""
+    """JPEG files."""
     cameras: tuple[str, str] | None = None
-    """fx,fy,cx,cy of each."""
+    """fx,fy,cx,cy of each photo."""
 
 
 class Service:
-    """What requests share: pruners and detectors, each loaded once, and the threads that use them."""
+    """Pruners and detectors, each loaded once, and the threads that use them."""
 
     def __init__(self, limits: Limits, batcher: Batcher, pruner: str | None, detectors: Sequence[str], device: str):
         self.limits, self.batcher, self.device = limits, batcher, device
@@ -68,11 +68,11 @@ class Service:
         self.detectors: dict[str, Detector] = {name: load_detector(name, device=device) for name in detectors}
         # OpenCV uses all cores for one photo already.
         self.photo_thread = ThreadPoolExecutor(1, thread_name_prefix="ananet-photos")
-        # Text takes many times its size while it is read: not that of all clients at once.
+        # Parsing takes many times the size of the text in memory: limit how many requests are parsed at once.
         self.readers = ThreadPoolExecutor(2, thread_name_prefix="ananet-reading")
 
     def pruner_names(self) -> list[str]:
-        """Names that clients may ask for. A client's text never reaches `load`, which would open files by it."""
+        """Return the names that clients may use. Other text must not reach `load`, which opens files."""
         return list(dict.fromkeys([self.default_pruner, *list_pruners()]))
 
     def pruner(self, name: str | None) -> SharedPruner:
@@ -87,32 +87,27 @@ class Service:
         try:
             return load(name, device=self.device)
         except InputError as error:
-            # Such as damaged weights: no fault of the client's, and its text would tell where they are.
+            # Damaged weights are not the client's fault, and the message has their path.
             raise RuntimeError(str(error)) from None
 
     def match(self, photos: Sequence[tuple[str, bytes]], fields: dict[str, str]) -> dict[str, Any]:
-        """All that `POST /v1/match` does."""
+        """Do what `POST /v1/match` asks for."""
         detector = fields.get("detector") or next(iter(self.detectors))
         if detector not in self.detectors:
             raise InputError(f"detector: expected one of {', '.join(self.detectors)}, got {detector[:80]!r}")
-        pruner = self.pruner(fields.get("pruner"))
-        with_motions = _flag("motions", fields.get("motions", "true"))
-        photo0, photo1 = (uploads.read_photo(name, data, self.limits) for name, data in photos)
-        cameras = uploads.read_cameras(fields, photo0, photo1)
-        found = match_photos(
-            photo0.pixels,
-            photo1.pixels,
+        motions = fields.get("motions", "true")
+        if motions not in ("true", "false"):
+            raise InputError(f"motions: expected true or false, got {motions[:80]!r}")
+        matcher = PhotoMatcher(
             detector=self.detectors[detector],
-            pruner=pruner,
-            K0=None if cameras.K0 is None else photo0.scaling @ cameras.K0,
-            K1=None if cameras.K1 is None else photo1.scaling @ cameras.K1,
+            pruner=self.pruner(fields.get("pruner")),
+            longest_side=self.limits.longest_side,
+            motions=motions == "true",
             device=self.device,
-            names=(photo0.name, photo1.name),
         )
-        return answers.matched_answer(found, (photo0, photo1), cameras, pruner.decision, with_motions=with_motions)
-
-    def in_photo_thread(self, photos: Sequence[tuple[str, bytes]], fields: dict[str, str]) -> Future[dict[str, Any]]:
-        return self.photo_thread.submit(self.match, photos, fields)
+        names = [uploads.check_photo(name, data, self.limits) for name, data in photos]
+        cameras = uploads.read_cameras(fields)
+        return answers.matched_answer(matcher(photos[0][1], photos[1][1], names=names, **cameras))
 
 
 def create_app(
@@ -123,35 +118,34 @@ def create_app(
     limits: Limits | None = None,
     token: str | None = None,
     origins: Sequence[str] = (),
-    longest_wait: float = MAX_WAIT,
-    most_pairs: int = MAX_PAIRS,
+    max_wait: float = MAX_WAIT,
+    max_pairs: int = MAX_PAIRS,
     examples: Mapping[str, Example] | None = None,
 ) -> FastAPI:
-    """The page and the API as an ASGI application.
+    """Return the page and the API as an ASGI application.
 
     Args:
-        pruner: that is used where a client names none: anything that `load` takes. Clients may name the others of
-            `list_pruners`, without options.
-        detectors: that clients may choose from, by names that `load_detector` takes; the first one is the default.
-        device: where networks run.
-        limits: what clients may ask for.
-        token: that they must send; None for anyone.
-        origins: of other sites whose pages may call the API.
-        longest_wait, most_pairs: seconds that a pair waits for others to be pruned with, and how many they may be.
+        pruner: the default, as `load` takes it. Clients may choose the others of `list_pruners`, without options.
+        detectors: names that clients may choose from, as `load_detector` takes them; the first is the default.
+        device: of networks.
+        limits: of requests.
+        token: clients must send it; None for no token.
+        origins: other sites that may call the API from their pages.
+        max_wait, max_pairs: seconds that a pair waits for others, and pairs pruned together.
         examples: photo pairs that the page offers, by name.
     """
     limits = limits or Limits()
     if not detectors:
         raise InputError(f"detectors: expected some of {', '.join(DETECTORS.names)}, got none")
     counters = Counters()
-    batcher = Batcher(longest_wait, most_pairs)
+    batcher = Batcher(max_wait, max_pairs)
     service = Service(limits, batcher, pruner, detectors, device)
     examples = examples or {}
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        # Requests were answered by now; threads end after what they have begun.
+        # All requests are answered by now.
         service.readers.shutdown()
         service.photo_thread.shutdown()
         batcher.close()
@@ -160,7 +154,7 @@ def create_app(
         title="ananet",
         version=__version__,
         summary="Two photos or their putative matches in, trustworthy matches out.",
-        # Swagger's and Redoc's pages come from other hosts.
+        # Swagger and Redoc load their pages from other hosts.
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
@@ -181,32 +175,32 @@ def create_app(
 
     @app.post("/v1/prune", summary="Prune matches", openapi_extra=PRUNE, responses=PRUNED)
     async def prune(request: Request) -> Response:
-        """Which of putative matches to keep.
+        """Return mask and scores of putative matches.
 
-        As JSON, or as an .npz file of the same arrays (`application/x-npz`); then `pruner` is part of the query. The
-        answer comes as what `Accept` names, else as what was sent.
+        The body is JSON, or an .npz file of the same arrays (`application/x-npz`) with `pruner` in the query. The
+        response has the type in `Accept`, or else that of the request.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in (JSON, NPZ, "application/octet-stream"):
             raise RefusedError(415, f"content-type: expected {JSON} or {NPZ}, got {kind[:80]!r}")
         data = await request.body()
-        name = request.query_params.get("pruner")
         read = uploads.matches_from_json if kind == JSON else uploads.matches_from_npz
-        pair, named = await unless_gone(request, service.readers.submit(read, data, limits))
-        name = named or name
-        shared = await run_in_threadpool(service.pruner, name)
+        pair, name = await unless_gone(request, service.readers.submit(read, data, limits))
+        shared = await run_in_threadpool(service.pruner, name or request.query_params.get("pruner"))
         kept = await unless_gone(request, batcher.submit(shared.pruner, pair))
         answer = answers.pruned_answer(kept, shared.decision)
         accepted = request.headers.get("accept", "*/*")
         if NPZ in accepted or (kind != JSON and JSON not in accepted):
-            return Response(_npz({**answer, "mask": kept.mask, "scores": kept.scores}), media_type=NPZ)
+            file = io.BytesIO()
+            np.savez(file, **answer | {"mask": kept.mask, "scores": kept.scores})
+            return Response(file.getvalue(), media_type=NPZ)
         return Response(json.dumps(answer, allow_nan=False), media_type=JSON)
 
     @app.post("/v1/match", summary="Match two photos", openapi_extra=MATCH, responses=MATCHED)
     async def match(request: Request) -> Response:
-        """Keypoints, matches, scores, the overlap and the pose of two photos.
+        """Return keypoints, matches, scores, overlap and pose of two photos.
 
-        Coordinates are pixels of the photos as viewers show them: their EXIF orientation is applied.
+        Coordinates are pixels of the upright photos: their EXIF orientation is applied.
         """
         if not request.headers.get("content-type", "").lower().startswith(FORM):
             raise RefusedError(415, f"content-type: expected {FORM} with photo0 and photo1")
@@ -225,7 +219,7 @@ def create_app(
                 if not isinstance(photo, UploadFile):
                     raise InputError(f"{name}: expected a photo, got {'nothing' if photo is None else 'text'}")
                 photos.append((photo.filename or name, await photo.read()))
-        answer = await unless_gone(request, service.in_photo_thread(photos, fields))
+        answer = await unless_gone(request, service.photo_thread.submit(service.match, photos, fields))
         return Response(await run_in_threadpool(json.dumps, answer, allow_nan=False), media_type=JSON)
 
     @app.get("/v1/pruners", summary="Pruners, detectors and limits")
@@ -278,15 +272,3 @@ def create_app(
         return Response(contents[name], media_type=STATIC[name])
 
     return app
-
-
-def _npz(arrays: dict[str, Any]) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
-def _flag(name: str, text: str) -> bool:
-    if text not in ("true", "false"):
-        raise InputError(f"{name}: expected true or false, got {text[:80]!r}")
-    return text == "true"

@@ -1,4 +1,4 @@
-"""Requests of several clients pruned together: a network takes less time for many pairs than for one after another."""
+"""Prune the pairs of several clients as one batch, which takes less time than one pair after another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ananet._util.checks import check_positive, check_whole_number
 from ananet.core.correspondences import Correspondences
 from ananet.pruners import Pruned, Pruner
 
-# How long a pair waits for company, in seconds, and how much company it may get.
+# Seconds that a pair waits for others; pairs and matches of a batch.
 MAX_WAIT, MAX_PAIRS, MAX_MATCHES = 0.005, 16, 16 * 2048
 
 
@@ -24,18 +24,18 @@ MAX_WAIT, MAX_PAIRS, MAX_MATCHES = 0.005, 16, 16 * 2048
 class _Request:
     pruner: Pruner
     pair: Correspondences
-    answer: Future[Pruned] = field(default_factory=Future)
+    result: Future[Pruned] = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
 
 
 class Batcher:
-    """One thread that prunes for all: pairs that are there at the same time become one batch.
+    """One thread that prunes for all clients: pairs that wait at the same time become one batch.
 
-    Whoever cancels an answer before its batch starts is left out of it. A pair that cannot be pruned fails alone.
+    Results that are cancelled before their batch starts are left out. A pair that cannot be pruned fails alone.
 
     Args:
-        longest_wait: seconds that a pair may wait for others while the thread has nothing else to do.
-        most_pairs, most_matches: of a batch; a pair with more matches is a batch of its own.
+        max_wait: seconds that a pair may wait for others while the thread is idle.
+        max_pairs, max_matches: of a batch; a pair with more matches is a batch of its own.
 
     >>> from ananet import load
     >>> batcher = Batcher()
@@ -45,14 +45,12 @@ class Batcher:
     >>> batcher.close()
     """
 
-    def __init__(
-        self, longest_wait: float = MAX_WAIT, most_pairs: int = MAX_PAIRS, most_matches: int = MAX_MATCHES
-    ) -> None:
-        self.longest_wait = check_positive("longest_wait", longest_wait, " of seconds")
-        self.most_pairs = check_whole_number("most_pairs", most_pairs, 1)
-        self.most_matches = check_whole_number("most_matches", most_matches, 1)
+    def __init__(self, max_wait: float = MAX_WAIT, max_pairs: int = MAX_PAIRS, max_matches: int = MAX_MATCHES) -> None:
+        self.max_wait = check_positive("max_wait", max_wait, " of seconds")
+        self.max_pairs = check_whole_number("max_pairs", max_pairs, 1)
+        self.max_matches = check_whole_number("max_matches", max_matches, 1)
+        # Pruned so far.
         self.batches, self.pairs, self.matches = 0, 0, 0
-        """How many were pruned so far."""
         self._waiting: deque[_Request] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -60,17 +58,16 @@ class Batcher:
         self._thread.start()
 
     def submit(self, pruner: Pruner, pair: Correspondences) -> Future[Pruned]:
-        """The answer to come."""
         request = _Request(pruner, pair)
         with self._changed:
             if self._closed:
                 raise RuntimeError("the batcher is closed")
             self._waiting.append(request)
             self._changed.notify()
-        return request.answer
+        return request.result
 
     def close(self) -> None:
-        """Prune what waits, then end."""
+        """Prune the pairs that wait, then stop."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -78,17 +75,17 @@ class Batcher:
 
     def _work(self) -> None:
         while batch := self._next_batch():
-            alive = [request for request in batch if request.answer.set_running_or_notify_cancel()]
-            # Networks cannot mix; the order of arrival decides which one goes first.
+            alive = [request for request in batch if request.result.set_running_or_notify_cancel()]
+            # One batch per pruner, in order of arrival.
             for pruner in dict.fromkeys(request.pruner for request in alive):
                 self._prune(pruner, [request for request in alive if request.pruner is pruner])
 
     def _next_batch(self) -> list[_Request]:
-        """What to prune next; nothing once closed and done."""
+        """Wait for the next batch; empty once closed and done."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             while self._waiting and not self._closed and self._full(self._waiting) is None:
-                left = self._waiting[0].since + self.longest_wait - time.monotonic()
+                left = self._waiting[0].since + self.max_wait - time.monotonic()
                 if left <= 0:
                     break
                 self._changed.wait(left)
@@ -96,37 +93,37 @@ class Batcher:
             return [self._waiting.popleft() for _ in range(count)]
 
     def _full(self, requests: Sequence[_Request]) -> int | None:
-        """How many of the first requests make a full batch; None where more have room."""
+        """Return how many of the first requests fill a batch; None if there is room for more."""
         matches = 0
         for number, request in enumerate(requests):
             matches += len(request.pair)
-            if matches > self.most_matches:
+            if matches > self.max_matches:
                 return max(number, 1)
-            if number + 1 == self.most_pairs:
-                return self.most_pairs
+            if number + 1 == self.max_pairs:
+                return self.max_pairs
         return None
 
     def _prune(self, pruner: Pruner, requests: Sequence[_Request]) -> None:
         pairs = [request.pair for request in requests]
         try:
-            answers = pruner.batch(pairs)
+            results = pruner.batch(pairs)
         except Exception as error:
             if len(requests) == 1:
-                requests[0].answer.set_exception(error)
+                requests[0].result.set_exception(error)
                 return
-            # Cameras that are missing, say: nobody pays for another's mistake.
+            # One pair is wrong, for example without cameras: prune each alone.
             for request in requests:
                 self._prune(pruner, [request])
             return
         self.batches += 1
         self.pairs += len(pairs)
         self.matches += sum(map(len, pairs))
-        for request, answer in zip(requests, answers, strict=True):
-            request.answer.set_result(answer)
+        for request, result in zip(requests, results, strict=True):
+            request.result.set_result(result)
 
 
 class SharedPruner(Pruner):
-    """A pruner for any thread, whose calls join the batches of all others."""
+    """A pruner for all threads that sends its pairs to the batcher."""
 
     def __init__(self, pruner: Pruner, batcher: Batcher) -> None:
         self.pruner, self.batcher = pruner, batcher
@@ -136,5 +133,5 @@ class SharedPruner(Pruner):
         return torch.as_tensor(self.batch([matches])[0].logits)
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
-        waiting = [self.batcher.submit(self.pruner, pair) for pair in pairs]
-        return [answer.result() for answer in waiting]
+        futures = [self.batcher.submit(self.pruner, pair) for pair in pairs]
+        return [future.result() for future in futures]

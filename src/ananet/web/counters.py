@@ -1,16 +1,16 @@
-"""What the service counts, as text that Prometheus reads."""
+"""Counters of the service, in the text format of Prometheus."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 
-# Upper ends of the classes of answering times, in seconds.
+# Histogram of response times, in seconds.
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Counters:
-    """Requests by route and status, and how long they took. Routes are the service's own, never a client's text.
+    """Requests by route and status, and their times. Routes are names of the service, never text of a client.
 
     >>> counters = Counters()
     >>> counters.answered("/v1/prune", 200, 0.07)
@@ -19,8 +19,8 @@ class Counters:
     """
 
     def __init__(self) -> None:
+        # Requests that run or wait.
         self.in_flight = 0
-        """Requests that are worked on or wait."""
         self._requests: Counter[tuple[str, int]] = Counter()
         self._seconds: Counter[str] = Counter()
         self._within: Counter[tuple[str, float]] = Counter()
@@ -31,7 +31,7 @@ class Counters:
         self._within.update((route, end) for end in BUCKETS if seconds <= end)
 
     def text(self, now: Mapping[str, float]) -> str:
-        """Everything counted, and some values as they are now; those whose names end in `_total` only ever grow."""
+        """Return all counters, and further values by name; names that end in `_total` are counters, others gauges."""
         lines = ["# TYPE ananet_requests_total counter"]
         for (route, status), count in sorted(self._requests.items()):
             lines.append(f'ananet_requests_total{{route="{route}",status="{status}"}} {count}')

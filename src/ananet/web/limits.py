@@ -1,4 +1,4 @@
-"""What a client may ask for, and what stands between the network and the application."""
+"""Limits of requests, and the middleware that enforces them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ananet._util.checks import Settings, check_positive, check_whole_number
 from ananet.web.counters import Counters
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 logger = logging.getLogger("ananet.web")
 
-# Nothing from elsewhere is loaded, and nobody else may frame the page. Photos are shown from blobs.
+# The page loads nothing from other hosts and cannot be framed. Photos are shown from blobs.
 HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' blob: data:; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'",
@@ -31,26 +31,26 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
-# Work is done here: these are counted, limited and, with a token, closed to others.
+# Routes that are counted and limited in number.
 WORK = ("/v1/prune", "/v1/match")
 
 
 @dataclass(frozen=True)
 class Limits(Settings):
-    """What one request, and all of them together, may take."""
+    """Limits of one request, and of all together."""
 
     upload_bytes: int = 32 * 2**20
-    """Of a request as a whole."""
+    """Size of a request."""
     pixels: int = 40_000_000
-    """Of a photo; read from its header, before it is decoded."""
+    """Of a photo, read from its header before it is decoded."""
     matches: int = 10_000
-    """Of a request. The time of a network grows with their square, and others wait."""
+    """Per request. The time of a network grows with the square of this number, and other clients wait."""
     in_flight: int = 64
-    """Requests that are worked on or wait; more are told to come again."""
+    """Requests that run or wait; more get status 429."""
     seconds: float = 60.0
-    """From the first byte of a request to its answer."""
+    """From the first byte of a request to its response."""
     longest_side: int = 1600
-    """Of a photo, in pixels: larger ones are reduced before keypoints are looked for."""
+    """Of a photo, in pixels: larger photos are scaled down before keypoints are detected."""
 
     def check(self) -> None:
         for name in ("upload_bytes", "pixels", "matches", "in_flight", "longest_side"):
@@ -59,7 +59,7 @@ class Limits(Settings):
 
 
 class RefusedError(Exception):
-    """An answer that is not what was asked for: its status, and why."""
+    """A refused request: status and reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -67,12 +67,12 @@ class RefusedError(Exception):
 
 
 class ClientGoneError(Exception):
-    """Nobody is left to be answered."""
+    """The client has disconnected."""
 
 
-async def unless_gone(request: Request, answer: Future[Answer]) -> Answer:
-    """Wait for an answer, and cancel it when the client goes away or the time is over."""
-    waiting = asyncio.ensure_future(asyncio.wrap_future(answer))
+async def unless_gone(request: Request, result: Future[Result]) -> Result:
+    """Wait for a result. Cancel it when the client disconnects or the time is up."""
+    waiting = asyncio.ensure_future(asyncio.wrap_future(result))
     gone = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -81,7 +81,7 @@ async def unless_gone(request: Request, answer: Future[Answer]) -> Answer:
         return waiting.result()
     finally:
         gone.cancel()
-        # Through `wrap_future` this also cancels the answer, where it has not begun.
+        # Through `wrap_future`, this also cancels a result that has not started.
         waiting.cancel()
 
 
@@ -91,11 +91,11 @@ async def _disconnected(request: Request) -> None:
 
 
 class Guard:
-    """Middleware: token, origin, size, requests in flight, time, counting, and answers to what goes wrong.
+    """Middleware: checks token, origin, size, number and time of requests, counts them, and reports errors.
 
     Args:
-        token: that `Authorization: Bearer` must carry for everything but the page and `/healthz`; None for anyone.
-        origins: of other sites whose pages may use the service.
+        token: expected in `Authorization: Bearer` by `/v1/` and `/metrics`; None for no token.
+        origins: other sites that may call the service from their pages.
     """
 
     def __init__(
@@ -140,13 +140,13 @@ class Guard:
                 self.counters.answered(scope["path"], status, time.monotonic() - start)
 
     def _admit(self, scope: Scope) -> None:
-        """Raises for what can be refused before any of it is read."""
+        """Raise for requests that can be refused before reading them."""
         headers = Headers(scope=scope)
         path: str = scope["path"]
         origin = headers.get("origin")
-        # A page of another site could make its visitors send requests to a service on their own machine.
+        # Otherwise, any site could send requests from the browsers of its visitors to a service on their machine.
         if origin is not None and origin not in self.origins and origin.partition("://")[2] != headers.get("host"):
-            raise RefusedError(403, "origin: expected a page of this service, got one of another site")
+            raise RefusedError(403, f"origin: expected a page of this service, got {origin[:80]!r}")
         closed = path.startswith("/v1/") or path == "/metrics"
         if self.token is not None and closed and scope["method"] != "OPTIONS":
             given = headers.get("authorization", "").encode()
@@ -164,7 +164,7 @@ class Guard:
         return RefusedError(413, f"request: expected at most {self.limits.upload_bytes:,} bytes, got more")
 
     def _measured(self, receive: Receive) -> Receive:
-        """What the client really sends, whatever it says of its length."""
+        """Count the bytes that arrive, whatever Content-Length says."""
         taken = 0
 
         async def receiving() -> Message:
@@ -183,7 +183,7 @@ def _as_refusal(error: Exception, limits: Limits) -> RefusedError:
         return error
     if isinstance(error, TimeoutError):
         return RefusedError(504, f"request: expected to be done within {limits.seconds:g} seconds, took longer")
-    # The client learns nothing of the inside.
+    # The details go to the log only.
     logger.error("a request failed", exc_info=error)
     return RefusedError(500, "the service failed on this request; its log says more")
 
@@ -196,7 +196,7 @@ async def _refuse(refusal: RefusedError, send: Send) -> None:
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if refusal.status in (401, 403, 413, 429):
-        # What is left of the request is not read.
+        # The rest of the request is not read.
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

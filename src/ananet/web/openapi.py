@@ -1,4 +1,4 @@
-"""The API in words: what goes into its OpenAPI description, and that description as a page."""
+"""The OpenAPI description of the service, and a page made from it."""
 
 from __future__ import annotations
 
@@ -17,50 +17,53 @@ def _described(required: Sequence[str], **properties: str) -> dict[str, Any]:
     }
 
 
+_MATCH_FIELDS = {
+    "ratio": "[N] distance to the nearest descriptor over the distance to the second nearest, or null",
+    "mutual": "[N] whether both descriptors are nearest neighbours of each other, or null",
+    "keypoint_sizes0": "[N] diameters of the keypoints in the first image, or null",
+    "keypoint_sizes1": "[N] diameters in the second image, or null",
+    "angles0": "[N] orientations of the keypoints in the first image in radians, or null",
+    "angles1": "[N] orientations in the second image, or null",
+    "indices": "[N x 2] indices of the keypoints, or null",
+}
 _MATCHES = _described(
     ["points0", "points1"],
     points0="[N x 2] pixels (x, y) in the first image",
     points1="[N x 2] pixels of the same matches in the second image",
     K0="[3 x 3] camera matrix of the first image",
     K1="[3 x 3] camera matrix of the second image",
-    image_size0="(width, height) of the first image, where there is no camera matrix",
+    image_size0="(width, height) of the first image, needed without a camera matrix",
     image_size1="(width, height) of the second image",
-    ratio="[N] distance to the nearest over that to the second nearest descriptor",
-    mutual="[N] whether the match is nearest in both directions",
-    scores="[N] the matcher's own confidence",
-    keypoint_sizes0="[N] diameters of the keypoints in the first image",
-    keypoint_sizes1="[N] diameters in the second image",
-    angles0="[N] orientations of the keypoints in the first image, in radians",
-    angles1="[N] orientations in the second image",
-    indices="[N x 2] which keypoint of each image a match joins",
-    pruner="a name from /v1/pruners (JSON only; else in the query)",
+    scores="[N] confidence of the matcher",
+    **_MATCH_FIELDS,
+    pruner="a name from /v1/pruners (in JSON; for .npz in the query)",
 )
 FIELDS = {
     "detector": "a name from /v1/pruners",
     "pruner": "a name from /v1/pruners",
-    "focal": "focal length of both in pixels",
+    "focal": "focal length of both photos in pixels",
     "K0": "camera of the first photo as fx,fy,cx,cy",
     "K1": "camera of the second photo as fx,fy,cx,cy",
-    "motions": "true or false: whether to tell which matches move together (default: true)",
+    "motions": "true or false: find which matches move together (default: true)",
 }
 _PHOTOS = {"photo0": "a JPEG, PNG or WebP file", "photo1": "a JPEG, PNG or WebP file"}
 _ERROR = {"content": {JSON: {"schema": _described(["error"], error="what was expected and what was sent")}}}
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "Something about the input is wrong", **_ERROR},
+    400: {"description": "Wrong input", **_ERROR},
     401: {"description": "The token is missing or wrong", **_ERROR},
     403: {"description": "The request comes from a page of another site", **_ERROR},
     413: {"description": "The request is too large", **_ERROR},
-    415: {"description": "The content type is not one of those above", **_ERROR},
+    415: {"description": "Unsupported content type", **_ERROR},
     429: {"description": "Too many requests at a time", **_ERROR},
     504: {"description": "It took too long", **_ERROR},
 }
-_ANSWER = {
-    "pruner": "that gave the scores",
-    "threshold": "the score above which a match is kept",
-    "mask": "[N] which matches to keep",
-    "scores": "[N] how likely each match is right",
+_PRUNED_FIELDS = {
+    "pruner": "name of the pruner",
+    "threshold": "score above which a match is kept",
+    "mask": "[N] whether a match is kept",
+    "scores": "[N] probability that a match is right",
 }
-_PRUNED = _described(list(_ANSWER), **_ANSWER)
+_PRUNED = _described(list(_PRUNED_FIELDS), **_PRUNED_FIELDS)
 PRUNED = ERRORS | {200: {"description": "Mask and scores", "content": {JSON: {"schema": _PRUNED}}}}
 PRUNE = {
     "requestBody": {"required": True, "content": {kind: {"schema": _MATCHES} for kind in (JSON, NPZ)}},
@@ -69,24 +72,24 @@ PRUNE = {
 _MATCHED = _described(
     [],
     photos="name, width, height and number of keypoints of each photo",
-    detector="that found the keypoints",
-    **_ANSWER,
-    kept="the number of kept matches",
-    points0="[N x 2] pixels (x, y) in the first photo, upright as it was sent",
+    detector="name of the detector",
+    **_PRUNED_FIELDS,
+    matches="number of matches, N",
+    kept="number of kept matches",
+    overlap="whether the photos show the same scene: found, consistent, tested, log10_false_alarms, summary",
+    cameras="source (given, exif or null), K0, K1, and doubt if they are implausible",
+    pose="R and t (X1 = R X0 + t, t of length 1), inliers, parallax_degrees, rotation_only, estimator, pose_threshold, "
+    "match_selection; or null",
+    pose_summary="how the camera moved, in words",
+    motions="which matches move together: count, none, motions; or null",
+    refined="null",
+    milliseconds="time of each step",
+    points0="[N x 2] pixels (x, y) in the first photo, upright",
     points1="[N x 2] pixels in the second photo",
-    ratio="[N] distance to the nearest over that to the second nearest descriptor",
-    mutual="[N] whether the match is nearest in both directions",
-    keypoint_sizes0="[N] diameters of the keypoints in the first photo, or null",
-    keypoint_sizes1="[N] diameters in the second photo, or null",
-    indices="[N x 2] which keypoint of each photo a match joins",
-    conflicting="[N] whether a better match shares one of its points and lies apart in the other photo",
-    overlap="whether the photos show the same scene: found, consistent, tested, log10_false_alarms, in_words",
-    cameras="source (given, exif or null), K0 and K1",
-    pose="R and t (X1 = R X0 + t, t of length 1), inliers, parallax_degrees, rotation_only, estimator; or null",
-    pose_in_words="how the camera moved",
+    **_MATCH_FIELDS,
+    motion_labels="[N] motion of each match, -1 for none; or null",
+    conflicting="[N] whether a match shares a point with a better one and ends elsewhere in the other photo",
     fundamental="[3 x 3] F with p1^T F p0 = 0 in pixels, or null",
-    motions="which matches move together: count, motions, and labels ([N], -1 for none); or null",
-    milliseconds="of each step",
 )
 MATCHED = ERRORS | {200: {"description": "Matches, scores, overlap and pose", "content": {JSON: {"schema": _MATCHED}}}}
 MATCH = {
@@ -98,7 +101,7 @@ MATCH = {
 
 
 def describe(openapi: dict[str, Any]) -> str:
-    """The description of the API as a page that needs nothing but itself."""
+    """Return the description of the API as a page."""
     parts = [f"<h1>{html.escape(openapi['info']['title'])} {html.escape(openapi['info']['version'])}</h1>"]
     parts.append(f"<p>{html.escape(openapi['info']['summary'])} The same for programs: ")
     parts.append('<a href="/openapi.json">openapi.json</a>. <a href="/">The page</a>.</p>')

@@ -1,4 +1,4 @@
-// Matches as files: .npz, .csv, and a .zip for COLMAP. `kept` says of the n-th match whether it is.
+// Matches as files: .npz, .csv, and a .zip for COLMAP. kept(n) tells whether match n is kept.
 "use strict";
 
 function csv(answer, kept) {
@@ -17,7 +17,7 @@ function npz(answer, kept) {
     mutual: ["|b1", [count], Uint8Array.from(answer.mutual, Number)],
     indices: ["<i4", [count, 2], Int32Array.from(answer.indices.flat())],
   };
-  answer.photos.forEach((photo, i) => { arrays[`size${i}`] = ["<f8", [2], flat([photo.width, photo.height])]; });
+  answer.photos.forEach((photo, i) => { arrays[`image_size${i}`] = ["<f8", [2], flat([photo.width, photo.height])]; });
   for (const name of ["K0", "K1"]) if (answer.cameras[name]) arrays[name] = ["<f8", [3, 3], flat(answer.cameras[name])];
   for (const name of ["keypoint_sizes0", "keypoint_sizes1"]) if (answer[name]) arrays[name] = ["<f8", [count], flat(answer[name])];
   if (answer.pose) Object.assign(arrays, { R: ["<f8", [3, 3], flat(answer.pose.R)], t: ["<f8", [3], flat(answer.pose.t)] });
@@ -41,7 +41,7 @@ The keypoints are those of the kept matches. Their descriptors are zero: do not 
 
 async function colmap(answer, kept, files) {
   const chosen = [...answer.scores.keys()].filter(kept);
-  // Names in a list of matches are separated by blanks, and two photos need two names.
+  // Blanks separate names in a list of matches, and the names must differ.
   const names = files.map((file) => file.name.replace(/\s+/g, "_"));
   if (names[0] === names[1]) names[1] = `second_${names[1]}`;
   const entries = [["README.txt", COLMAP_README]];
@@ -54,7 +54,7 @@ async function colmap(answer, kept, files) {
     const rows = [...first.values()].map((n) => {
       const [x, y] = stored(answer[`points${i}`][n], answer.photos[i], turn);
       // The centre of COLMAP's first pixel is (0.5, 0.5), and its scale is a radius.
-      const scale = answer[`sizes${i}`] ? answer[`sizes${i}`][n] / 2 : 1;
+      const scale = answer[`keypoint_sizes${i}`] ? answer[`keypoint_sizes${i}`][n] / 2 : 1;
       return `${(x + 0.5).toFixed(4)} ${(y + 0.5).toFixed(4)} ${scale.toFixed(4)} 0${" 0".repeat(128)}\n`;
     });
     entries.push([`images/${names[i]}`, new Uint8Array(await files[i].arrayBuffer())]);
@@ -66,14 +66,14 @@ async function colmap(answer, kept, files) {
   return zip(entries);
 }
 
-// COLMAP does not turn photos upright: a pixel of the upright photo as the file has it, by its EXIF orientation.
+// COLMAP ignores the EXIF orientation: convert a pixel of the upright photo to one of the photo as stored.
 function stored([x, y], { width, height }, turn) {
   if ([2, 3, 6, 7].includes(turn)) x = width - 1 - x;
   if ([3, 4, 7, 8].includes(turn)) y = height - 1 - y;
   return turn > 4 ? [y, x] : [x, y];
 }
 
-// The EXIF orientation of a JPEG file, 1 to 8; 1 where there is none.
+// The EXIF orientation of a JPEG file, 1 to 8; 1 by default.
 async function orientation(file) {
   const bytes = new DataView(await file.arrayBuffer());
   try {
@@ -91,14 +91,14 @@ async function orientation(file) {
       if (bytes.getUint16(place, little) === 0x0112) return bytes.getUint16(place + 8, little);
     }
   } catch (error) {
-    if (!(error instanceof RangeError)) throw error;  // the file ends where more was announced
+    if (!(error instanceof RangeError)) throw error;  // truncated file
   }
   return 1;
 }
 
 // ---- formats
 
-// numpy's format, version 1.0: a magic number, a header that fills up to a multiple of 64 bytes, the data.
+// NumPy's format 1.0: magic number, header padded to a multiple of 64 bytes, data.
 function npy(kind, shape, data) {
   const words = `{'descr': '${kind}', 'fortran_order': False, 'shape': (${shape.join(", ")}${shape.length === 1 ? "," : ""}), }`;
   const header = `${words.padEnd(Math.ceil((words.length + 11) / 64) * 64 - 11)}\n`;
@@ -118,7 +118,7 @@ function crc32(bytes) {
   return ~crc >>> 0;
 }
 
-// A zip archive without compression: every file behind a header, then all headers again with their places.
+// A zip archive without compression: each file after its header, then all headers again with their offsets.
 function zip(entries) {
   const parts = [], directory = [];
   let offset = 0;

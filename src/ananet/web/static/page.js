@@ -1,25 +1,25 @@
-// The page of `ananet web`. Scores come once; threshold, toggles, zoom and lines are answered here.
+// The page of `ananet web`. The service sends all scores once; the rest happens here.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
 const canvas = $("canvas"), context = canvas.getContext("2d");
 const COLOURS = { kept: "#40c860", removed: "#e03838", conflicting: "#e69f00", chosen: "#ffffff", epipolar: "#ffe020" };
-// Okabe and Ito's, which the colour-blind tell apart too.
+// The palette of Okabe and Ito, which is safe for colour-blind people.
 const MOTIONS = ["#f0e442", "#56b4e9", "#cc79a7", "#d55e00", "#009e73", "#0072b2", "#e69f00"];
 const GAP = 8, NEAR = 14, CLICK = 5;
 
-const files = [null, null];       // what was chosen
+const files = [null, null];       // the chosen photos
 let cameras = null;               // of an example
-let answer = null;                // of the service
-let sources = [null, null];       // files that the answer is about
+let answer = null;                // the result of the service
+let sources = [null, null];       // files of the result
 let pictures = [null, null];      // bitmaps of these
-let moved = false;                // whether the slider was moved: until then the pruner's own mask counts
+let moved = false;                // whether the slider was moved: until then, the mask of the pruner is shown
 let view = { scale: 1, x: 0, y: 0 };
-let chosen = -1;                  // the match under the pointer, or reached by keys
-let line = null;                  // { photo, x, y }: whose epipolar lines are shown
-let asked = 0;                    // number of the last request: late answers of others are dropped
+let chosen = -1;                  // the match under the pointer, or selected by keys
+let line = null;                  // { photo, x, y }: the point with epipolar lines
+let asked = 0;                    // number of the last request: results of earlier ones are dropped
 
-// ---- asking the service
+// ---- requests
 
 function headers() {
   return $("token").value ? { Authorization: `Bearer ${$("token").value}` } : {};
@@ -54,8 +54,7 @@ async function match() {
   for (const name of ["detector", "pruner", "focal"]) if ($(name).value.trim()) form.append(name, $(name).value.trim());
   if (cameras && !form.has("focal")) cameras.forEach((camera, i) => form.append(`K${i}`, camera));
   tell(null);
-  $("busy").hidden = false;
-  $("match").disabled = true;
+  busy(true);
   const sent = [...files];
   try {
     if (!$("pruner").length) await choices();
@@ -70,11 +69,15 @@ async function match() {
     $("result").hidden = true;
     tell(error);
   } finally {
-    if (number === asked) {
-      $("busy").hidden = true;
-      $("match").disabled = false;
-    }
+    if (number === asked) busy(false);
   }
+}
+
+// The previous result is dimmed and inert until the next one is there.
+function busy(on) {
+  $("busy").hidden = !on;
+  $("match").disabled = on;
+  $("result").inert = on;
 }
 
 async function choices() {
@@ -124,7 +127,7 @@ function choose(i, file) {
 function take(i, list) {
   const given = [...list].slice(0, 2);
   if (!given.length) return;
-  // Two photos dropped at once are both.
+  // Two photos at once fill both fields.
   if (given.length === 2) given.forEach((file, k) => choose(k, file));
   else choose(i, given[0]);
   if (files[0] && files[1]) match();
@@ -137,13 +140,13 @@ for (const i of [0, 1]) {
   drop.ondragleave = () => drop.classList.remove("over");
   drop.ondrop = (event) => { event.preventDefault(); drop.classList.remove("over"); take(i, event.dataTransfer.files); };
 }
-// A photo that misses the field would otherwise replace the page.
+// Otherwise, the browser opens a photo that is dropped beside the fields.
 for (const kind of ["dragover", "drop"]) window.addEventListener(kind, (event) => event.preventDefault());
 
-// ---- what is kept
+// ---- kept matches
 
 const kept = (n) => (moved ? answer.scores[n] > Number($("threshold").value) : answer.mask[n]);
-const label = (n) => (answer.motions ? answer.motions.labels[n] : -1);
+const label = (n) => (answer.motion_labels ? answer.motion_labels[n] : -1);
 
 function colour(n) {
   if (!$(kept(n) ? "show-kept" : "show-removed").checked) return null;
@@ -152,7 +155,7 @@ function colour(n) {
   return $("show-motions").checked ? MOTIONS[label(n) % MOTIONS.length] || "#b0b0b0" : COLOURS.kept;
 }
 
-// Indices of the shown matches, removed ones first, so that kept ones lie above them.
+// Indices of the shown matches, removed ones first, so that kept ones are drawn above them.
 function shown() {
   return [...answer.scores.keys()].filter(colour).sort((a, b) => kept(a) - kept(b) || answer.scores[a] - answer.scores[b]);
 }
@@ -168,8 +171,12 @@ function show() {
   line = null;
   point(-1);
   $("result").hidden = false;
-  $("overlap").textContent = answer.overlap.in_words;
-  $("pose").textContent = answer.pose_in_words;
+  $("overlap").textContent = answer.overlap.summary;
+  $("pose").textContent = answer.cameras.doubt
+    ? `${answer.pose_summary} The camera is doubtful: ${answer.cameras.doubt}.` : answer.pose_summary;
+  $("matrices").hidden = !answer.pose;
+  $("numbers").textContent = answer.pose ? matrices(answer.pose) : "";
+  $("copy").textContent = "Copy";
   document.querySelector(".verdict").classList.toggle("apart", !answer.overlap.found);
   $("threshold").value = answer.threshold;
   const motions = answer.motions ? answer.motions.count : 0;
@@ -183,7 +190,23 @@ function show() {
   fit();
 }
 
-// ---- where things are: photos side by side, or one above the other on a narrow screen
+// Valid in Python and JavaScript.
+function matrices({ R, t }) {
+  const row = (values) => `[${values.map((value) => value.toFixed(8).padStart(11)).join(", ")}]`;
+  return `R = [${R.map(row).join(",\n     ")}]\nt = ${row(t)}`;
+}
+
+$("copy").onclick = async () => {
+  try {
+    await navigator.clipboard.writeText($("numbers").textContent);
+    $("copy").textContent = "Copied";
+  } catch {
+    // Browsers offer the clipboard on secure pages only.
+    getSelection().selectAllChildren($("numbers"));
+  }
+};
+
+// ---- layout: photos side by side, or one above the other on a narrow screen
 
 const narrow = () => canvas.clientWidth < 560;
 
@@ -198,7 +221,7 @@ function places() {
   return { width: a.width + GAP + b.width * s, height: a.height, of: [[0, 0, 1], [a.width + GAP, 0, s]] };
 }
 
-// Pixels of a photo, whose first one has its centre at (0, 0), to pixels of the canvas, and back.
+// Pixels of a photo (the centre of the first is (0, 0)) to pixels of the canvas, and back.
 function toCanvas(i, [x, y]) {
   const [left, top, s] = places().of[i];
   return [view.x + view.scale * (left + s * (x + 0.5)), view.y + view.scale * (top + s * (y + 0.5))];
@@ -221,7 +244,7 @@ function fit() {
   canvas.style.height = `${Math.round(high)}px`;
   const scale = Math.min(wide / width, high / height);
   view = { scale, x: (wide - width * scale) / 2, y: (high - height * scale) / 2 };
-  // While all is in sight, a finger that moves up or down scrolls the page.
+  // While everything is visible, vertical swipes scroll the page.
   canvas.style.touchAction = "pan-y";
   draw();
 }
@@ -263,7 +286,7 @@ function paint() {
     context.drawImage(picture, view.x + view.scale * left, view.y + view.scale * top, view.scale * s * width, view.scale * s * height);
   });
   const visible = shown();
-  // The photos should stay visible: the more lines, the fainter.
+  // The more lines, the fainter, so that the photos stay visible.
   const faint = Math.min(0.9, Math.max(0.25, 120 / visible.length));
   for (const n of visible) stroke(n, colour(n), kept(n) ? faint : faint / 2, 1);
   if ($("show-conflicting").checked) for (const n of visible) if (kept(n) && answer.conflicting[n]) stroke(n, COLOURS.conflicting, 0.9, 2);
@@ -344,7 +367,7 @@ function along(i, [a, b, c]) {
   context.restore();
 }
 
-// ---- one match: under the pointer, or by keys
+// ---- the selected match
 
 function nearest(x, y) {
   let best = -1, least = NEAR * NEAR;
@@ -462,7 +485,7 @@ for (const name of ["detector", "pruner"]) $(name).onchange = () => { about(); i
 $("token").onchange = () => choices().then(() => tell(null), tell);
 window.addEventListener("resize", () => { if (answer) fit(); });
 
-// ---- downloads: all matches, with what the threshold keeps
+// ---- downloads: all matches, with the mask at the current threshold
 
 const saves = {
   npz: () => ["matches.npz", npz(answer, kept)],
@@ -479,7 +502,7 @@ for (const [name, make] of Object.entries(saves)) {
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   };
-  // A photo may be gone from the disk by now.
+  // Fails if a photo was deleted meanwhile.
   $(`save-${name}`).onclick = () => save().catch(tell);
 }
 
