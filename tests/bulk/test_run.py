@@ -190,3 +190,23 @@ def test_photos(tmp_path):
     detector = load_detector(f"stored@path={output / 'features'}")
     found = detector.detect_file(folder / "a.png", cv2.imread(str(folder / "a.png")))
     np.testing.assert_array_equal(found.points, expected.features0.points)
+
+
+def test_large_photos(tmp_path):
+    """As `match_photos`, in pixels of the scaled photos; features are stored in the photo's own pixels."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    image = photo(480, 360)
+    for number, name in enumerate(("a.png", "b.png")):
+        cv2.imwrite(str(folder / name), image[10 * number : 300 + 10 * number])
+    (tmp_path / "pairs.txt").write_text("a.png b.png\n")
+    detector = "sift@longest_side=240"
+    run(folder, tmp_path / "out", pairs=tmp_path / "pairs.txt", focal=400.0, detector=detector)
+    (row,) = read_rows(tmp_path / "out")
+    expected = ananet.match_photos(folder / "a.png", folder / "b.png", focal=400.0, detector=detector, device="cpu")
+    np.testing.assert_array_equal(row["mask"], expected.kept.mask)
+    np.testing.assert_allclose(row["scores"], expected.kept.scores, atol=1e-4)
+    assert row["overlap"] == expected.overlap.found
+    stored = np.load(tmp_path / "out" / "features" / "a.png.npz")
+    np.testing.assert_allclose(stored["points"], expected.features0.points, atol=1e-4)
+    assert stored["image_size"].tolist() == [480, 300]

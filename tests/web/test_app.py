@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from PIL import Image
 
 import ananet
 from ananet import InputError
@@ -114,10 +115,24 @@ def test_two_photos(client, photos):
     assert found["photos"][0] == {"name": "left.jpg", "width": 741, "height": 500, "keypoints": count}
 
 
+def test_large_photos_and_focal_lengths_from_exif(photos):
+    def with_focal(jpeg):
+        exif, file = Image.Exif(), io.BytesIO()
+        exif.get_ifd(0x8769)[0xA405] = 36
+        Image.open(io.BytesIO(jpeg)).save(file, "jpeg", exif=exif)
+        return file.getvalue()
+
+    with TestClient(create_app(pruner="ratio", device="cpu", limits=Limits(longest_side=500))) as client:
+        files = sent(with_focal(photos["left"]), with_focal(photos["right"]))
+        found = client.post("/v1/match", files=files, data={"motions": "false"}).json()
+    assert found["photos"][0]["width"] == 741 and np.max(found["points0"]) > 600 and found["motions"] is None
+    assert found["cameras"]["source"] == "exif" and found["cameras"]["K0"][0] == [741, 0, 370]
+
+
 def test_two_photos_that_do_not_overlap(client, photos):
     found = client.post("/v1/match", files=sent(photos["left"], photos["other"])).json()
-    assert not found["overlap"]["found"] and found["fundamental"] is None and found["pose"] is None
-    assert "do not seem to show the same scene" in found["overlap"]["in_words"]
+    assert not found["overlap"]["found"] and found["pose"] is None
+    assert "do not seem to show the same scene" in found["overlap"]["summary"]
 
 
 @pytest.mark.parametrize(

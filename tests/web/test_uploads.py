@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 
 from ananet import InputError
+from ananet.io.images import as_photo, image_size
+from ananet.twoview import choose_cameras
 from ananet.web.limits import Limits
-from ananet.web.uploads import matches_from_json, matches_from_npz, photo_size, read_cameras, read_photo
+from ananet.web.uploads import check_photo, matches_from_json, matches_from_npz, read_cameras
 from tests.photos import photo
 from tests.web.conftest import encoded
 
@@ -121,7 +123,7 @@ def test_too_many_matches():
 
 @pytest.mark.parametrize("kind", [".jpg", ".png", ".webp"])
 def test_the_size_is_known_before_decoding(kind):
-    assert photo_size(encoded(photo(200, 120), kind)) == (200, 120)
+    assert image_size(encoded(photo(200, 120), kind)) == (200, 120)
 
 
 def test_the_size_of_every_kind_of_webp():
@@ -132,7 +134,7 @@ def test_the_size_of_every_kind_of_webp():
     Image.fromarray(pixels).save(written, "webp", exif=Image.Exif().tobytes())
     extended = written.getvalue()
     assert [data[12:16] for data in (lossy, lossless, extended)] == [b"VP8 ", b"VP8L", b"VP8X"]
-    assert photo_size(lossy) == photo_size(lossless) == photo_size(extended) == (200, 120)
+    assert image_size(lossy) == image_size(lossless) == image_size(extended) == (200, 120)
 
 
 @pytest.mark.parametrize(
@@ -145,39 +147,32 @@ def test_the_size_of_every_kind_of_webp():
         (png_header(10_000, 10_000), "a.jpg: expected at most 40,000,000 pixels, got 100,000,000"),
         (jpeg_header(10_000, 10_000), "a.jpg: expected at most 40,000,000 pixels, got 100,000,000"),
         (png_header(0, 10), "a.jpg: expected a JPEG, PNG or WebP photo"),
-        (png_header(64, 64), "a.jpg: expected a photo, got a damaged or incomplete file"),
-        (jpeg_header(64, 64), "a.jpg: expected a photo, got a damaged or incomplete file"),
+        (png_header(64, 64), "a.jpg: not an image that OpenCV can read"),
+        (jpeg_header(64, 64), "a.jpg: not an image that OpenCV can read"),
     ],
 )
 def test_wrong_photos(data, message):
     with pytest.raises(InputError, match=message):
-        read_photo("a.jpg", data, Limits())
+        as_photo(data, name=check_photo("a.jpg", data, Limits()))
 
 
 def test_names_of_files_are_shown_without_folders_and_odd_signs():
     for name in ("/home/me/a.jpg", "C:\\photos\\a.jpg", "a\n.jpg\x1b", "../../a.jpg"):
         with pytest.raises(InputError, match=r"^a.jpg: expected"):
-            read_photo(name, b"", Limits())
+            check_photo(name, b"", Limits())
     with pytest.raises(InputError) as caught:
-        read_photo("x" * 5000, b"", Limits())
+        check_photo("x" * 5000, b"", Limits())
     assert len(str(caught.value)) < 200
 
 
-def test_large_photos_are_reduced():
-    read = read_photo("a.png", encoded(photo(400, 300), ".png"), Limits(longest_side=200))
-    assert read.size == (400, 300) and read.pixels.shape == (150, 200, 3)
-    # The photo's corner stays where it is: half a pixel before the first one's centre.
-    np.testing.assert_allclose(read.scaling @ [-0.5, -0.5, 1], [-0.5, -0.5, 1])
-    whole = read_photo("a.png", encoded(photo(400, 300), ".png"), Limits())
-    assert whole.pixels.shape == (300, 400, 3) and (whole.scaling == np.eye(3)).all()
-
-
 def test_cameras():
-    one = read_photo("a.png", encoded(photo(400, 300), ".png"), Limits())
-    assert read_cameras({}, one, one).source is None
-    given = read_cameras({"focal": "500"}, one, one)
+    def chosen(fields):
+        return choose_cameras((400, 300), (400, 300), **read_cameras(fields))
+
+    assert chosen({}).source is None
+    given = chosen({"focal": "500"})
     assert given.source == "given" and given.K0[0].tolist() == [500, 0, 199.5]
-    given = read_cameras({"K0": "500,501,200,150", "K1": "600,600,200,150"}, one, one)
+    given = chosen({"K0": "500,501,200,150", "K1": "600,600,200,150"})
     assert given.K0[1].tolist() == [0, 501, 150] and given.K1[0, 0] == 600
     for fields, message in (
         ({"focal": "abc"}, "focal: expected a number of pixels, got 'abc'"),
@@ -190,17 +185,4 @@ def test_cameras():
         ({"K0": "1,2,3,4", "K1": "1,2,3,4", "focal": "3"}, "focal: expected either"),
     ):
         with pytest.raises(InputError, match=message):
-            read_cameras(fields, one, one)
-
-
-def test_focal_length_from_exif(tmp_path):
-    from ananet.io.images import exif_focal
-
-    tags = struct.pack("<2sHIHHHIHHI", b"II", 42, 8, 1, 0xA405, 3, 1, 36, 0, 0)
-    segment = b"Exif\0\0" + tags
-    data = encoded(photo(400, 300))
-    data = data[:2] + b"\xff\xe1" + struct.pack(">H", 2 + len(segment)) + segment + data[2:]
-    (tmp_path / "a.jpg").write_bytes(data)
-    read = read_photo("a.jpg", data, Limits())
-    assert read.exif_focal == exif_focal(tmp_path / "a.jpg") == 400
-    assert read_cameras({}, read, read).source == "exif"
+            chosen(fields)

@@ -14,22 +14,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ananet.core.cameras import centred_camera
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError, MissingExtraError
 from ananet.estimators import Pose
-from ananet.features import Detector, Features, load_detector, match
+from ananet.features import Detector, load_detector, match
 from ananet.features.stored import read_features, save_features
 from ananet.integrations import hloc
 from ananet.integrations.colmap.database import Pair as ImagePair
 from ananet.integrations.colmap.database import join, open_database
 from ananet.io.files import check_file, save_arrays
 from ananet.io.hdf5 import open_hdf5
-from ananet.io.images import exif_focal, read_image
+from ananet.io.images import as_photo
 from ananet.io.npz import OPTIONAL, REQUIRED, read_matches, read_some
 from ananet.io.pairs import holds_pair, pair_of_line
 from ananet.pruners import Pruned
-from ananet.twoview.matcher import find_features
+from ananet.twoview.cameras import choose_cameras
+from ananet.twoview.matcher import PreparedPhoto, find_features
 
 # Photos with features in memory per process, a megabyte each: lists of pairs often repeat a photo in many lines.
 CACHED_PHOTOS = 128
@@ -347,10 +347,12 @@ class PhotoPairs(Source):
         path = self._features_of(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            photo = self.folder / name
-            found = find_features(detector, read_image(photo), name, photo)
-            focal = exif_focal(photo) if self.use_exif else None
-            save_features(path, found, **({} if focal is None else {"focal": np.array(focal)}))
+            photo = as_photo(self.folder / name, longest_side=detector.longest_side)
+            found = find_features(detector, photo.pixels, name, self.folder / name, photo.size)
+            more = {"detected_size": np.array(found.image_size)}
+            if self.use_exif and photo.exif_focal is not None:
+                more["focal"] = np.array(photo.exif_focal)
+            save_features(path, found.in_pixels_of(photo.size), **more)
         except Exception as error:
             reason = str(Pair(name).failed(error).error).encode()
             save_arrays(path, {"error": np.frombuffer(reason, np.uint8)}, compressed=False)
@@ -377,24 +379,25 @@ class PhotoPairs(Source):
         return attempt(replace(pair, name0=name0, name1=name1), self._match)
 
     def _match(self, pair: Pair) -> Pair:
-        (first, focal0), (second, focal1) = (
-            _read_features(self._features_of(name)) for name in (str(pair.name0), str(pair.name1))
-        )
-        focal0, focal1 = self.focal or focal0, self.focal or focal1
-        if focal0 is None or focal1 is None:
-            return replace(pair, matches=match(first, second))
-        K0, K1 = centred_camera(focal0, first.image_size), centred_camera(focal1, second.image_size)
-        return replace(pair, matches=match(first, second, K0=K0, K1=K1), cameras_known=True)
+        first, second = (_read_photo(self._features_of(str(name))) for name in (pair.name0, pair.name1))
+        exif0, exif1 = first.exif_focal, second.exif_focal
+        cameras = choose_cameras(first.size, second.size, focal=self.focal, exif_focal0=exif0, exif_focal1=exif1)
+        # As in `PhotoMatcher`, thresholds are in pixels of the scaled photos.
+        K0, K1 = (None if K is None else photo.scaling @ K for K, photo in ((cameras.K0, first), (cameras.K1, second)))
+        matches = match(first.features, second.features, K0=K0, K1=K1)
+        return replace(pair, matches=matches, cameras_known=matches.calibrated)
 
 
 @lru_cache(maxsize=CACHED_PHOTOS)
-def _read_features(path: Path) -> tuple[Features, float | None]:
-    """Return what `PhotoPairs.detect` wrote: features, and the focal length if EXIF has one."""
+def _read_photo(path: Path) -> PreparedPhoto:
+    """Return what `PhotoPairs.detect` wrote."""
     error = read_some(path, ("error",)).get("error")
     if error is not None:
         raise InputError(error.tobytes().decode())
-    features, more = read_features(path, ("focal",))
-    return features, float(more["focal"]) if more else None
+    features, more = read_features(path, ("detected_size", "focal"))
+    width, height = more["detected_size"].tolist()
+    focal = float(more["focal"]) if "focal" in more else None
+    return PreparedPhoto(path.stem, features.in_pixels_of((width, height)), features.image_size, exif_focal=focal)
 
 
 def _two_names(line: bytes) -> tuple[str, str]:

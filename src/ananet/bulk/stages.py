@@ -61,6 +61,6 @@ class Verify:
         overlap = None
         if matches.image_size1 is not None and matches.ratio is not None and matches.mutual is not None:
             overlap = check_overlap(matches, kept.mask).found
-        # As in `match_photos`, photos without overlap have no pose.
+        # Poses of photos without overlap are meaningless, and cost time.
         pose = self.estimator.pose(matches, kept) if pair.cameras_known and overlap is not False else None
         return replace(pair, overlap=overlap, pose=pose)

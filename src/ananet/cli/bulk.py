@@ -55,18 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     # Importing torch takes seconds: check everything else first.
     from ananet.bulk import prune_in_bulk
 
-    same = (
-        "pairs pruner estimator max_keypoints focal databases min_matches pairs_per_part retry_failed workers address"
-    )
+    same = "pairs pruner estimator max_keypoints focal databases min_matches pairs_per_part retry_failed workers"
     summary = prune_in_bulk(
         arguments.input,
         arguments.output,
         detector=detector_name(arguments),
         use_exif=not arguments.no_exif,
         progress=sys.stderr.isatty(),
-        address=arguments.address,
-        device=arguments.device,
-        **{name: getattr(arguments, name) for name in same.split()},
+        **{name: getattr(arguments, name) for name in (*same.split(), "address", "device")},
     )
     counts = summary.counts
     if arguments.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files

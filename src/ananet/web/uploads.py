@@ -12,7 +12,7 @@ from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.io.images import image_size
 from ananet.io.npz import OPTIONAL, REQUIRED, read_arrays
-from ananet.twoview.cameras import MAX_PIXELS, parse_camera
+from ananet.twoview.cameras import parse_camera
 from ananet.web.limits import Limits
 
 # The name of an uploaded .npz file in errors.
@@ -99,9 +99,7 @@ def read_cameras(fields: dict[str, str]) -> dict[str, Any]:
         try:
             found["focal"] = float(fields["focal"])
         except ValueError:
-            found["focal"] = np.nan
-        if not abs(found["focal"]) < MAX_PIXELS:
-            raise InputError(f"focal: expected a number of pixels, got {shown(fields['focal'])!r}")
+            raise InputError(f"focal: expected a number of pixels, got {shown(fields['focal'])!r}") from None
     return found
 
 
