@@ -21,7 +21,7 @@ from ananet.cli.demo import MeasuredPair, match_errors, motorcycle
 from ananet.core.cameras import centred_camera
 from ananet.core.geometry import epipolar_distance, essential_from_pose, rotation_error, translation_error
 from ananet.io.files import atomic_path
-from ananet.twoview.drawing import draw_matches, draw_motions, stack
+from ananet.twoview.drawing import draw_motions, draw_right_wrong, stack
 
 # A match is right if it ends within this many pixels of the true place.
 CORRECT_WITHIN = 3.0
@@ -80,7 +80,7 @@ class Answer:
         shown = np.random.default_rng(0).permutation(known)[:MAX_LINES]
         points = (points[shown] for points in self.found.matches.numpy_points())
         photos = self.case.image0, self.case.image1
-        return draw_matches(*photos, *points, right[shown], caption, PANEL_HEIGHT, equally=True)
+        return draw_right_wrong(*photos, *points, right[shown], caption, PANEL_HEIGHT)
 
 
 def measured() -> Case:

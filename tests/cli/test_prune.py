@@ -298,3 +298,14 @@ def test_prune_writes_nothing_but_npz(output, message, tmp_path, run):
     code, _, err = run("prune", tmp_path / "m.npz", "-o", f"{tmp_path}/{output}", "--pruner", "all")
     assert code == 2 and message in err
     assert (tmp_path / "a.db").read_bytes() == b"a database"
+
+
+def test_the_threshold_is_a_probability(problem, tmp_path, run):
+    problem_file = tmp_path / "m.npz"
+    p0, p1 = problem.matches.numpy_points()
+    np.savez(problem_file, points0=p0, points1=p1, K0=problem.matches.K0, K1=problem.matches.K1)
+    kept = [json.loads(run("prune", problem_file, "--threshold", at, "--json")[1])["kept"] for at in (0.1, 0.9)]
+    assert kept[0] > kept[1]
+    for wrong in (0, 1, "nan"):
+        code, _, err = run("prune", problem_file, "--threshold", wrong)
+        assert code == 2 and "threshold: expected" in err

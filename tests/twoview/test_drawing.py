@@ -14,6 +14,7 @@ from ananet.twoview.drawing import (
     draw_groups,
     draw_matches,
     draw_motions,
+    draw_right_wrong,
     grid,
     make_panel,
     stack,
@@ -22,16 +23,46 @@ from ananet.twoview.drawing import (
 GREY = np.full((100, 150, 3), 128, np.uint8)
 
 
-def test_kept_is_green_on_top_and_removed_red():
-    points0, points1 = np.array([[10.0, 20], [10, 80]]), np.array([[140.0, 20], [140, 80]])
-    picture = draw_matches(GREY, GREY, points0, points1, np.array([True, False]), "caption")
-    green = (np.abs(picture.astype(int) - GREEN).sum(-1) < 30).sum(1)
-    reddish = ((picture[..., 2].astype(int) - picture[..., 0]) > 60).sum(1)
-    assert green[:300].sum() > 500
-    assert green[400:600].sum() == 0
-    assert reddish[:300].sum() == 0
-    assert reddish[400:600].sum() > 500
-    assert RED != GREEN
+ROWS, RIGHT = np.array([[10.0, 20], [10, 50], [10, 80]]), np.array([120.0, 0])
+
+
+def coloured(picture):
+    """[H] pixels of each row that are clearly neither grey nor red, and those that are red."""
+    spread = picture.astype(int).max(-1) - picture.min(-1)
+    red = (picture[..., 2].astype(int) - picture[..., :2].max(-1)) > 20
+    return ((spread > 40) & ~red).sum(1), red.sum(1)
+
+
+def test_all_kept_matches_are_drawn_and_removed_ones_only_on_request():
+    points = np.tile(ROWS, (500, 1)) + np.random.default_rng(0).uniform(0, 5, (1500, 2))
+    mask = np.tile([True, True, False], 500)
+    picture = draw_matches(GREY, GREY, points, points + RIGHT, mask, "caption")
+    seen, _ = coloured(picture)
+    assert seen[100:200].sum() > 5000 and seen[300:400].sum() > 5000 and seen[500:600].sum() == 0
+    _, red = coloured(draw_matches(GREY, GREY, points, points + RIGHT, mask, show_removed=True))
+    assert red[500:600].sum() > 5000
+
+
+def test_matches_can_be_told_apart_and_inliers_are_stronger():
+    x = np.linspace(5, 90, 5)
+    points = np.column_stack([x, np.full(5, 50.0)])
+    both = draw_matches(GREY, GREY, points, points, np.ones(5, bool))
+    at = [tuple(both[round(50.5 * 6.4 - 0.5), round((one + 0.5) * 6.4 - 0.5)]) for one in x]
+    assert len(set(at)) == 5
+    none, every = (
+        draw_matches(GREY, GREY, ROWS, ROWS + RIGHT, np.ones(3, bool), inliers=np.full(3, inlier))
+        for inlier in (False, True)
+    )
+    drawn = [(np.abs(picture[:640, 100:900].astype(int) - 128).sum(-1) > 120).sum() for picture in (none, every)]
+    assert drawn[1] > 1.3 * drawn[0]
+
+
+def test_the_legend_wraps_in_narrow_pictures():
+    strip = np.full((900, 100, 3), 128, np.uint8)
+    points = np.zeros((3, 2))
+    wide = draw_matches(GREY, GREY, points, points, np.ones(3, bool), "kept by a pruner", inliers=np.ones(3, bool))
+    narrow = draw_matches(strip, strip, points, points, np.ones(3, bool), "kept by a pruner", inliers=np.ones(3, bool))
+    assert wide.shape[0] == 640 + 36 and narrow.shape[0] == 640 + 36 + 2 * 28
 
 
 def test_no_matches_and_odd_sizes():
@@ -140,16 +171,14 @@ def test_motions_have_colours_of_their_own():
     assert not (np.abs(nothing.astype(int) - MOTION_COLOURS[0]).sum(-1) < 12).any()
 
 
-def test_many_moving_matches_are_drawn_in_part():
+def test_many_moving_matches():
     points = np.random.default_rng(0).uniform(0, 90, (900, 2))
     few = draw_motions(GREY, GREY, points, points, np.zeros(900, int), "many")
     assert few.shape == (640 + 36, 2 * 960 + 8, 3)
 
 
-def test_right_and_wrong_matches_can_be_drawn_equally_strong():
+def test_right_and_wrong_matches_are_equally_strong():
     points = np.tile(np.linspace(5, 75, 40)[:, None], 2)
-    good = np.arange(40) < 30
-    picture = draw_matches(GREY, GREY, points, points, good, equally=True)
+    picture = draw_right_wrong(GREY, GREY, points, points, np.arange(40) < 30)
     for colour in (GREEN, RED):
-        assert (picture == colour).all(axis=-1).any(), "in full colour"
-    assert not (draw_matches(GREY, GREY, points, points, good) == RED).all(axis=-1).any()
+        assert (picture[:640] == colour).all(axis=-1).any(), "in full colour"

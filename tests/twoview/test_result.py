@@ -32,9 +32,8 @@ def test_one_schema_for_json(pair, found):
     assert set(result["pose"]) == {
         "R", "t", "inliers", "parallax_degrees", "rotation_only", "estimator", "pose_threshold", "match_selection",
     }  # fmt: skip
-    assert (
-        result["pose_summary"].startswith("The camera turned by 1") and " and moved right. " in result["pose_summary"]
-    )
+    summary = result["pose_summary"]
+    assert summary.startswith("The camera turned by 1") and " and moved right. " in summary
     assert result["motions"]["count"] == 1 and not {"points0", "mask"} & set(result)
     full = found.to_dict(matches=True)
     json.dumps(full, allow_nan=False)

@@ -95,7 +95,7 @@ def add_threshold(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         type=float,
         metavar="P",
-        help="probability of being right above which a network keeps a match (default: 0.5)",
+        help="probability of being right above which a network keeps a match (default: 0.4)",
     )
 
 

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     pair = motorcycle()
 
     from ananet.pruners import load
-    from ananet.twoview.drawing import draw_matches, stack
+    from ananet.twoview.drawing import draw_right_wrong, stack
     from ananet.twoview.matcher import match_photos
 
     pruner = load(arguments.pruner, device=arguments.device)
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         caption = f"{title}: {numbers['precision']:.0%} of {numbers['measured']} right (green)"
         shown = mask & measured
         points = points0[shown], points1[shown]
-        pictures.append(draw_matches(pair.image0, pair.image1, *points, correct[shown], caption, equally=True))
+        pictures.append(draw_right_wrong(pair.image0, pair.image1, *points, correct[shown], caption))
     save_picture(arguments.output, stack(*pictures))
     result = {"pruner": found.pruner, "before": before, "after": after, "picture": str(arguments.output)}
     if arguments.json:

@@ -134,18 +134,18 @@ def _print(summary: dict[str, Any], top: int, good: str, has_network: bool) -> N
 
 
 def _panel(name: str, kept: Pruned, found: PhotoMatches, inlier: np.ndarray | None) -> np.ndarray:
-    """The matches of one pruner: green if right, or kept if the truth is unknown."""
-    from ananet.twoview.drawing import draw_matches
+    """The matches that one pruner keeps: green if right, red if wrong, in any colour if the truth is unknown."""
+    from ananet.twoview.drawing import draw_matches, draw_right_wrong
 
     panel0, panel1 = found.panels
     assert panel0 is not None and panel1 is not None
     points0, points1 = found.matches.numpy_points()
     mask = kept.mask
     if inlier is None:
-        caption = f"{name}: kept {mask.sum()} of {len(mask)} (green)"
+        caption = f"{name}: kept {mask.sum()} of {len(mask)}"
         return draw_matches(panel0, panel1, points0, points1, mask, caption)
     caption = f"{name}: kept {mask.sum()}, {(mask & inlier).sum()} of them right (green), of {inlier.sum()} right ones"
-    return draw_matches(panel0, panel1, points0[mask], points1[mask], inlier[mask], caption, equally=True)
+    return draw_right_wrong(panel0, panel1, points0[mask], points1[mask], inlier[mask], caption)
 
 
 def _look_inside(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ananet.cli.arguments import add_json, add_pruner, print_json
+from ananet.cli.arguments import add_json, add_pruner, add_threshold, print_json
 from ananet.io.files import check_file, check_output, save_arrays
 from ananet.io.npz import OPTIONAL, REQUIRED, read_arrays
 
@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also find which kept matches move together; writes `motions`: 0, 1, ... by size, -1 for none",
     )
     add_pruner(parser)
+    add_threshold(parser)
     add_json(parser)
 
 
@@ -34,13 +35,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     # Torch takes seconds to import, and so comes after what can be wrong without it.
     from ananet.core.correspondences import Correspondences
-    from ananet.pruners import load
     from ananet.pruners.progress import progress_bar
+    from ananet.twoview.matcher import load_pruner_at
     from ananet.twoview.motions import group_motions
     from ananet.twoview.motions.grouping import in_words
 
     matches = Correspondences(**arrays)
-    pruner = load(arguments.pruner, device=arguments.device)
+    pruner = load_pruner_at(arguments.pruner, arguments.threshold, arguments.device)
     with progress_bar(pruner, len(matches)):
         kept = pruner(matches)
     answer = {"mask": kept.mask, "scores": kept.scores, "logits": kept.logits}

@@ -21,7 +21,7 @@ from ananet.datasets.base import LabelledPair
 from ananet.datasets.formats.shards import PairShards
 from ananet.errors import InputError
 from ananet.io.images import read_image
-from ananet.twoview.drawing import GAP, WHITE, draw_matches, stack
+from ananet.twoview.drawing import GAP, WHITE, draw_right_wrong, stack
 
 # A pair is doubtful if it has enough distinctive matches to judge by, and most of them miss their epipolar lines.
 ENOUGH_DISTINCTIVE = 20
@@ -163,7 +163,7 @@ def _draw_labels(pair: LabelledPair, width: int, rng: np.random.Generator) -> np
     images = [_photo(pair, number) for number in range(2)]
     height = int((width - GAP) / sum(image.shape[1] / image.shape[0] for image in images))
     points = points0[some], points1[some]
-    return draw_matches(images[0], images[1], *points, inlier[some], caption, height, equally=True)
+    return draw_right_wrong(images[0], images[1], *points, inlier[some], caption, height)
 
 
 def _photo(pair: LabelledPair, number: int) -> np.ndarray:

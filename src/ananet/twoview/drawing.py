@@ -1,4 +1,4 @@
-"""Every picture the product makes."""
+"""Pictures of two photos and the matches between them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,34 +6,34 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-GREEN = (96, 200, 64)
-RED = (56, 56, 224)
-BLUE = (224, 112, 32)
-YELLOW = (32, 224, 255)
-WHITE = (255, 255, 255)
-# The photos should stay visible: not all of thousands of matches are drawn, and removed ones translucent.
+Colour = tuple[int, int, int]
+
+# All colours are BGR.
+GREEN: Colour = (96, 200, 64)
+RED: Colour = (56, 56, 224)
+BLUE: Colour = (224, 112, 32)
+YELLOW: Colour = (32, 224, 255)
+WHITE: Colour = (255, 255, 255)
+INK: Colour = (32, 32, 32)
+RIM: Colour = (16, 16, 16)
+# Right and wrong matches together hide the photos if there are more.
 MAX_LINES = 400
-REMOVED_OPACITY = 0.55
 PANEL_HEIGHT = 640
-# A strip of a panorama would otherwise make a picture of a hundred thousand columns.
+# A panorama would otherwise make a picture of a hundred thousand columns.
 PANEL_WIDTH = 4096
-GAP = 8
-BAR = 36
-# In pixels of the picture: of ordinary matches and of those that should catch the eye.
-THICKNESS, RADIUS = 1, 1.5
-STRONG_THICKNESS, STRONG_RADIUS, RIM = 4, 8.0, 2
-RIM_COLOUR = (16, 16, 16)
-# Of matches that motions tell apart: lines that let the photos through, and end points of several shapes.
-LINE_OPACITY, MARKER_RADIUS = 0.3, 5.0
+GAP, ROW, PADDING = 8, 28, 8
+# Photos lose a part of their colour, so that the lines' colours stand out.
+GREY_SHARE = 0.5
+# Opacity of the lines of removed matches, of motions, and of kept matches that are not inliers of the pose, relative to
+# those that are.
+REMOVED_OPACITY, MOTION_OPACITY, WEAK = 0.3, 0.3, 0.45
+MARKER_RADIUS = 5.0
 MARKERS = {
     1: np.array([[-0.8, -0.8], [0.8, -0.8], [0.8, 0.8], [-0.8, 0.8]]),
     2: np.array([[0.0, -1.0], [0.95, 0.8], [-0.95, 0.8]]),
     3: np.array([[0.0, -1.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]),
 }
-
-Colour = tuple[int, int, int]
-
-# Okabe and Ito's colours, which the colour-blind tell apart too, brightest first, in BGR: for motions by size.
+# The colours of Okabe and Ito, which colour-blind people can tell apart, brightest first: for motions by size.
 MOTION_COLOURS: tuple[Colour, ...] = (
     (66, 228, 240),  # yellow
     (233, 180, 86),  # sky blue
@@ -47,16 +47,16 @@ MOTION_COLOURS: tuple[Colour, ...] = (
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A photo at the size it has in a picture: what is left to keep of it where many pictures show it."""
+    """A photo at the size it has in a picture, so that the photo itself need not be kept."""
 
     pixels: np.ndarray
     """[H x W x 3] uint8 BGR."""
     scale: float
-    """Of the photo's pixels."""
+    """Pixels of the panel per pixel of the photo."""
 
 
 def make_panel(image: np.ndarray, height: int = PANEL_HEIGHT, size: tuple[int, int] | None = None) -> Panel:
-    """A photo at the given height, or lower where it would become wider than 4096 pixels.
+    """A photo at the given height, or lower if it would become wider than 4096 pixels.
 
     Args:
         size: (width, height) of the photo that points refer to, if the image is a reduced copy of it.
@@ -73,47 +73,77 @@ def draw_matches(
     image1: np.ndarray | Panel,
     points0: np.ndarray,
     points1: np.ndarray,
-    good: np.ndarray,
+    mask: np.ndarray,
     caption: str = "",
     height: int = PANEL_HEIGHT,
-    equally: bool = False,
+    *,
+    inliers: np.ndarray | None = None,
+    show_removed: bool = False,
 ) -> np.ndarray:
-    """Two photos side by side, matches between them: good ones green, on top; the others red and translucent.
-
-    At most 400 are drawn, chosen at random; the caption then says so.
+    """Two photos side by side and all kept matches, coloured by their position in the first photo, with a legend.
 
     Args:
-        image0, image1: [H x W x 3] uint8 BGR, or what `make_panel` gives.
+        image0, image1: [H x W x 3] uint8 BGR, or what `make_panel` returns.
         points0, points1: [N x 2] pixel coordinates.
-        good: [N] bool.
-        caption: one line under the photos.
-        height: of the photos in the picture; less where one would be wider than 4096 pixels.
-        equally: green and red alike, none on top: for matches that are right and wrong, where red must not hide.
+        mask: [N] bool, the kept matches.
+        caption: line under the photos.
+        height: of the photos in the picture; less if one would be wider than 4096 pixels.
+        inliers: [N] bool, the inliers of a pose, which are drawn stronger than other kept matches.
+        show_removed: draw the other matches too: red, below the kept ones.
 
     Returns:
         [H x W x 3] uint8 BGR.
     """
     canvas, starts, ends = _side_by_side(image0, image1, points0, points1, height)
-    shown = _some(len(good))
-    if equally:
-        for one in np.random.default_rng(0).permutation(shown):
-            _draw_lines(canvas, starts[[one]], ends[[one]], GREEN if good[one] else RED)
+    grey = cv2.cvtColor(cv2.cvtColor(canvas, cv2.COLOR_BGR2GRAY), cv2.COLOR_GRAY2BGR)
+    canvas = cv2.addWeighted(grey, GREY_SHARE, canvas, 1 - GREY_SHARE, 0)
+    strong, weak, removed = (mask, ~mask & mask, ~mask) if inliers is None else (mask & inliers, mask & ~inliers, ~mask)
+    colours = _colours_of_places(starts)
+    legend: list[tuple[list[Colour], str]] = []
+    if show_removed:
+        canvas = _blend_lines(canvas, starts, ends, [RED] * len(mask), np.flatnonzero(removed), REMOVED_OPACITY)
+        legend.append(([RED], f"{removed.sum()} removed"))
+    # The more lines, the fainter, so that the photos stay visible.
+    opacity = float(np.clip(9 / np.sqrt(max(1, mask.sum())), 0.25, 0.9))
+    for chosen, share, radius in ((weak, WEAK, 2.0), (strong, 1.0, 3.0)):
+        numbers = np.random.default_rng(0).permutation(np.flatnonzero(chosen))
+        canvas = _blend_lines(canvas, starts, ends, colours, numbers, opacity * share)
+        for number in numbers:
+            for point in (starts[number], ends[number]):
+                _draw_disc(canvas, point, radius + 1, RIM)
+                _draw_disc(canvas, point, radius, colours[number])
+    rainbow = _colours_of_places(np.column_stack([np.linspace(0, 1, 12), np.zeros(12)]))
+    if inliers is None:
+        legend.insert(0, (rainbow, f"{mask.sum()} kept"))
     else:
-        red, green = shown[~good[shown]], shown[good[shown]]
-        below = canvas.copy()
-        _draw_lines(below, starts[red], ends[red], RED)
-        canvas = cv2.addWeighted(below, REMOVED_OPACITY, canvas, 1 - REMOVED_OPACITY, 0)
-        _draw_lines(canvas, starts[green], ends[green], GREEN)
-    if caption and len(shown) < len(good):
-        caption += f"; {len(shown)} drawn"
-    return _write_caption(canvas, caption)
+        legend[:0] = [(rainbow, f"{strong.sum()} pose inliers (large)"), (rainbow, f"{weak.sum()} others kept (small)")]
+    return _add_bar(canvas, caption, legend)
 
 
-def _some(count: int) -> np.ndarray:
-    """Numbers of as many matches as a picture can show, drawn at random, always the same ones."""
-    if count <= MAX_LINES:
-        return np.arange(count)
-    return np.random.default_rng(0).choice(count, MAX_LINES, replace=False)
+def draw_right_wrong(
+    image0: np.ndarray | Panel,
+    image1: np.ndarray | Panel,
+    points0: np.ndarray,
+    points1: np.ndarray,
+    right: np.ndarray,
+    caption: str = "",
+    height: int = PANEL_HEIGHT,
+) -> np.ndarray:
+    """Two photos side by side and matches whose truth is known: right ones green, wrong ones red, none on top.
+
+    At most 400 are drawn, chosen at random; the legend then says so.
+
+    Args:
+        right: [N] bool; the rest as for `draw_matches`.
+    """
+    canvas, starts, ends = _side_by_side(image0, image1, points0, points1, height)
+    shown = np.random.default_rng(0).permutation(len(right))[:MAX_LINES]
+    for number in shown:
+        _draw_lines(canvas, starts[[number]], ends[[number]], GREEN if right[number] else RED)
+    legend = [([GREEN], f"{right.sum()} right"), ([RED], f"{(~right).sum()} wrong")]
+    if len(shown) < len(right):
+        legend.append(([], f"{len(shown)} drawn"))
+    return _add_bar(canvas, caption, legend)
 
 
 def draw_groups(
@@ -136,10 +166,9 @@ def draw_groups(
     for chosen, colour in groups:
         _draw_lines(canvas, starts[chosen], ends[chosen], colour)
     for chosen, colour in strong:
-        thickness, radius = STRONG_THICKNESS + 2 * RIM, STRONG_RADIUS + RIM
-        _draw_lines(canvas, starts[chosen], ends[chosen], RIM_COLOUR, thickness, radius)
-        _draw_lines(canvas, starts[chosen], ends[chosen], colour, STRONG_THICKNESS, STRONG_RADIUS)
-    return _write_caption(canvas, caption)
+        _draw_lines(canvas, starts[chosen], ends[chosen], RIM, 8, 10.0)
+        _draw_lines(canvas, starts[chosen], ends[chosen], colour, 4, 8.0)
+    return _add_bar(canvas, caption)
 
 
 def draw_motions(
@@ -151,67 +180,27 @@ def draw_motions(
     caption: str = "",
     height: int = PANEL_HEIGHT,
 ) -> np.ndarray:
-    """Draw two photos side by side, and matches in the colour of their motion, the largest yellow.
+    """Two photos side by side and matches in the colour of their motion, the largest yellow.
 
-    Matches that belong to no motion are not drawn.
-    End points are discs, squares, triangles and diamonds in turn, so that motions differ by more than colour. At most
-    400 matches are drawn, chosen at random; the caption then says so.
+    Matches without a motion are not drawn. End points are discs, squares, triangles and diamonds in turn, so that
+    motions differ by more than colour.
 
     Args:
         labels: [N] motion of each match, -1 for none; the rest as for `draw_matches`.
     """
     canvas, starts, ends = _side_by_side(image0, image1, points0, points1, height)
-    moving = np.flatnonzero(labels >= 0)
-    shown = moving[_some(len(moving))]
-    lines = canvas.copy()
-    colours = [MOTION_COLOURS[label % len(MOTION_COLOURS)] for label in labels[shown]]
-    for number, colour in zip(shown, colours, strict=True):
-        _draw_lines(lines, starts[number : number + 1], ends[number : number + 1], colour, THICKNESS, RADIUS)
-    canvas = cv2.addWeighted(lines, LINE_OPACITY, canvas, 1 - LINE_OPACITY, 0)
-    for number, colour in zip(shown, colours, strict=True):
+    colours = [MOTION_COLOURS[label % len(MOTION_COLOURS)] for label in labels]
+    shown = np.random.default_rng(0).permutation(np.flatnonzero(labels >= 0))
+    canvas = _blend_lines(canvas, starts, ends, colours, shown, MOTION_OPACITY)
+    for number in shown:
         for point in (starts[number], ends[number]):
-            _draw_marker(canvas, point, int(labels[number]), colour)
-    if caption and len(shown) < len(moving):
-        caption += f"; {len(shown)} drawn"
-    return _write_caption(canvas, caption)
-
-
-def _draw_marker(canvas: np.ndarray, point: np.ndarray, label: int, colour: Colour) -> None:
-    """A disc, square, triangle or diamond with a dark rim, by label."""
-    if label % 4 == 0:
-        outline = MARKER_RADIUS * np.array([[np.cos(a), np.sin(a)] for a in np.linspace(0, 2 * np.pi, 17)[:-1]])
-    else:
-        outline = MARKER_RADIUS * 1.3 * MARKERS[label % 4]
-    corners = ((point + outline) * 16).round().astype(np.int32)[None]
-    cv2.fillPoly(canvas, corners, colour, cv2.LINE_AA, shift=4)
-    cv2.polylines(canvas, corners, True, RIM_COLOUR, 1, cv2.LINE_AA, shift=4)
-
-
-def _side_by_side(
-    image0: np.ndarray | Panel, image1: np.ndarray | Panel, points0: np.ndarray, points1: np.ndarray, height: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Both photos above a white bar for the caption, and where the points of each lie on this canvas."""
-    panel0, panel1 = (image if isinstance(image, Panel) else make_panel(image, height) for image in (image0, image1))
-    (height0, width0), (height1, width1) = panel0.pixels.shape[:2], panel1.pixels.shape[:2]
-    offset = width0 + GAP
-    canvas = np.full((max(height0, height1) + BAR, offset + width1, 3), 255, np.uint8)
-    canvas[:height0, :width0] = panel0.pixels
-    canvas[:height1, offset:] = panel1.pixels
-    starts, ends = (points0 + 0.5) * panel0.scale - 0.5, (points1 + 0.5) * panel1.scale - 0.5
-    return canvas, starts, ends + np.array([offset, 0])
-
-
-def _write_caption(canvas: np.ndarray, caption: str) -> np.ndarray:
-    if caption:
-        # OpenCV's fonts are ASCII only.
-        text = caption.encode("ascii", "replace").decode()
-        place = (8, canvas.shape[0] - 11)
-        cv2.putText(canvas, text, place, cv2.FONT_HERSHEY_SIMPLEX, 0.6, (32, 32, 32), 1, cv2.LINE_AA)
-    return canvas
+            _draw_marker(canvas, point, int(labels[number]), colours[number])
+    motions = range(min(len(MOTION_COLOURS), int(labels.max(initial=-1)) + 1))
+    return _add_bar(canvas, caption, [([MOTION_COLOURS[n]], f"{(labels == n).sum()}") for n in motions])
 
 
 def stack(*pictures: np.ndarray) -> np.ndarray:
-    """Pictures under each other, narrower ones padded with white on the right."""
+    """Pictures below each other, narrower ones padded with white on the right."""
     width = max(picture.shape[1] for picture in pictures)
     padded = [
         cv2.copyMakeBorder(picture, 0, 0, 0, width - picture.shape[1], cv2.BORDER_CONSTANT, value=WHITE)
@@ -233,16 +222,95 @@ def grid(pictures: Sequence[np.ndarray], columns: int) -> np.ndarray:
     return sheet
 
 
-def _draw_lines(
+def _side_by_side(
+    image0: np.ndarray | Panel, image1: np.ndarray | Panel, points0: np.ndarray, points1: np.ndarray, height: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Both photos on a white canvas, and the points' places on it."""
+    panel0, panel1 = (image if isinstance(image, Panel) else make_panel(image, height) for image in (image0, image1))
+    (height0, width0), (height1, width1) = panel0.pixels.shape[:2], panel1.pixels.shape[:2]
+    offset = width0 + GAP
+    canvas = np.full((max(height0, height1), offset + width1, 3), 255, np.uint8)
+    canvas[:height0, :width0] = panel0.pixels
+    canvas[:height1, offset:] = panel1.pixels
+    starts, ends = (points0 + 0.5) * panel0.scale - 0.5, (points1 + 0.5) * panel1.scale - 0.5
+    return canvas, starts, ends + np.array([offset, 0])
+
+
+def _add_bar(canvas: np.ndarray, caption: str, legend: Sequence[tuple[list[Colour], str]] = ()) -> np.ndarray:
+    """Add rows of text below: the caption, then legend entries with a line of their colours each, wrapped to fit."""
+    width = canvas.shape[1]
+    items: list[tuple[list[Colour], str]] = [([], caption)] if caption else []
+    x, row, placed = PADDING, 0, []
+    for colours, text in (*items, *legend):
+        # OpenCV's fonts are ASCII only.
+        text = text.encode("ascii", "replace").decode()
+        scale = 0.6
+        sample = 36 if colours else 0
+        needed = sample + cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, scale, 1)[0][0]
+        if needed > width - 2 * PADDING:
+            scale *= max(0.5, (width - 2 * PADDING) / needed)
+        if x > PADDING and x + needed > width - PADDING:
+            x, row = PADDING, row + 1
+        placed.append((x, row, colours, text, scale))
+        x += needed + 24
+    bar = np.full(((row + 1) * ROW + PADDING, width, 3), 255, np.uint8)
+    for x, row, colours, text, scale in placed:
+        y = row * ROW + 25
+        for number, colour in enumerate(colours):
+            left, right = (x + 30 * n // len(colours) for n in (number, number + 1))
+            cv2.rectangle(bar, (left, y - 8), (right, y - 4), colour, -1)
+        place = (x + (36 if colours else 0), y)
+        cv2.putText(bar, text, place, cv2.FONT_HERSHEY_SIMPLEX, scale, INK, 1, cv2.LINE_AA)
+    return np.concatenate([canvas, bar])
+
+
+def _colours_of_places(places: np.ndarray) -> list[Colour]:
+    """A bright colour for each of [N x 2] places: hue by x, from orange to violet, and saturation by y."""
+    if len(places) == 0:
+        return []
+    low, high = places.min(axis=0), places.max(axis=0)
+    x, y = ((places - low) / np.maximum(high - low, 1e-9)).T
+    hsv = np.stack([15 + x * 135, 255 - 110 * y, np.full_like(x, 255)], axis=1).round().astype(np.uint8)
+    return [(int(b), int(g), int(r)) for b, g, r in cv2.cvtColor(hsv[None], cv2.COLOR_HSV2BGR)[0]]
+
+
+def _blend_lines(
     canvas: np.ndarray,
     starts: np.ndarray,
     ends: np.ndarray,
-    colour: Colour,
-    thickness: int = THICKNESS,
-    radius: float = RADIUS,
+    colours: Sequence[Colour],
+    numbers: np.ndarray,
+    opacity: float,
+) -> np.ndarray:
+    """The canvas with lines of these matches, translucent."""
+    lines = canvas.copy()
+    for number in numbers:
+        _draw_lines(lines, starts[[number]], ends[[number]], colours[number], radius=0)
+    return cv2.addWeighted(lines, opacity, canvas, 1 - opacity, 0)
+
+
+def _draw_lines(
+    canvas: np.ndarray, starts: np.ndarray, ends: np.ndarray, colour: Colour, thickness: int = 1, radius: float = 1.5
 ) -> None:
-    # Coordinates in sixteenths of a pixel, OpenCV's way to draw between pixels.
+    # Coordinates in sixteenths of a pixel: OpenCV's way to draw between pixels.
     for start, end in zip((starts * 16).round().astype(int), (ends * 16).round().astype(int), strict=True):
         cv2.line(canvas, start.tolist(), end.tolist(), colour, thickness, cv2.LINE_AA, shift=4)
-        for point in (start, end):
-            cv2.circle(canvas, point.tolist(), round(16 * radius), colour, -1, cv2.LINE_AA, shift=4)
+    if radius:
+        for point in (*starts, *ends):
+            _draw_disc(canvas, point, radius, colour)
+
+
+def _draw_disc(canvas: np.ndarray, point: np.ndarray, radius: float, colour: Colour) -> None:
+    place = (point * 16).round().astype(int).tolist()
+    cv2.circle(canvas, place, round(16 * radius), colour, -1, cv2.LINE_AA, shift=4)
+
+
+def _draw_marker(canvas: np.ndarray, point: np.ndarray, label: int, colour: Colour) -> None:
+    """A disc, square, triangle or diamond with a dark rim, by label."""
+    if label % 4 == 0:
+        _draw_disc(canvas, point, MARKER_RADIUS + 1, RIM)
+        _draw_disc(canvas, point, MARKER_RADIUS, colour)
+        return
+    corners = ((point + MARKER_RADIUS * 1.3 * MARKERS[label % 4]) * 16).round().astype(np.int32)[None]
+    cv2.fillPoly(canvas, corners, colour, cv2.LINE_AA, shift=4)
+    cv2.polylines(canvas, corners, True, RIM, 1, cv2.LINE_AA, shift=4)

@@ -69,7 +69,7 @@ class PhotoMatcher:
     Args:
         detector, matcher, pruner, estimator: names with options, as `load_detector`, `load_matcher`, `load` and
             `load_estimator` take them, or what these return.
-        threshold: probability above which a network keeps a match; None for 0.5.
+        threshold: probability above which a network keeps a match; None for 0.4.
         longest_side: larger photos are scaled down to this before keypoints are detected; points come back in the
             photo's own pixels. "auto" is the detector's own, 1600 unless told otherwise; None keeps full size.
             Thresholds of the overlap test and of the estimator are in pixels of the scaled photo.

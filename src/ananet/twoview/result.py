@@ -226,7 +226,10 @@ class PhotoMatches:
             caption += f", motions: {len(self.motions)}"
             picture = draw_motions(panels[0], panels[1], points0, points1, self.motions.labels, caption)
         else:
-            picture = draw_matches(panels[0], panels[1], points0, points1, mask, caption)
+            inliers = None if self.pose is None else _numpy(self.pose.inliers)
+            picture = draw_matches(
+                panels[0], panels[1], points0, points1, mask, caption, inliers=inliers, show_removed=show_removed
+            )
         if path is not None:
             save_picture(path, picture)
         return picture
