@@ -81,7 +81,7 @@ def compare(network: Network, engine: Engine, folder: str, limit: int, device: t
     differing = verdicts = 0
     company = 0.0
     for start in range(0, len(chosen), AT_ONCE):
-        some = [pairs[number].matches.normalized().float() for number in chosen[start : start + AT_ONCE]]
+        some = [pairs[number].matches._as_tensors().normalized().float() for number in chosen[start : start + AT_ONCE]]
         lengths = torch.tensor([len(matches) for matches in some], device=device)
         batch = torch.zeros(len(some), int(lengths.max()), network.settings.channels, device=device)
         for row, matches in zip(batch, some, strict=True):

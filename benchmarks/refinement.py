@@ -60,7 +60,7 @@ class Refinement:
 
 def distances(matches: Correspondences, E: torch.Tensor) -> np.ndarray:
     """[N] Sampson distances in pixels."""
-    rays = matches.normalized().double()
+    rays = matches._as_tensors().normalized().double()
     return (geometry.sampson_distance(rays[:, :2], rays[:, 2:], E) * mean_focal(matches.K0, matches.K1)).numpy()
 
 

@@ -187,7 +187,7 @@ class Collection:
         with self.pycolmap.Database.open(self.database) as database:
             for (first, second), matches in zip(self.pairs, pairs, strict=True):
                 assert matches.indices is not None
-                indices = matches.indices.cpu().numpy().astype(np.uint32)
+                indices = matches.indices.astype(np.uint32)
                 database.write_matches(self.numbers[first], self.numbers[second], indices)
             for name, shifts in moves.items():
                 keypoints = np.array(database.read_keypoints(self.numbers[name]))

@@ -81,7 +81,7 @@ class EightPoint(Estimator):
     name = "eight-point"
 
     def find_pose(self, matches):
-        rays = matches.normalized().double().cpu()
+        rays = matches._as_tensors().normalized().double().cpu()
         E = geometry.weighted_eight_point(rays[:, :2], rays[:, 2:])
         return geometry.recover_pose(E, rays[:, :2], rays[:, 2:])[:2]
 

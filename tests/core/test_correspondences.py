@@ -16,7 +16,7 @@ def points(n: int, dtype: str = "float64") -> np.ndarray:
 def test_calibrated_points_are_k_inverse_p():
     a, b = points(9), points(9) + 1
     skewed = K + np.array([[0, 3.0, 0], [0, 0, 0], [0, 0, 0]])
-    normalized = Correspondences(a, b, K0=K, K1=skewed).normalized().numpy()
+    normalized = Correspondences(a, b, K0=K, K1=skewed).normalized()
     expected0 = (np.c_[a, np.ones(9)] @ np.linalg.inv(K).T)[:, :2]
     expected1 = (np.c_[b, np.ones(9)] @ np.linalg.inv(skewed).T)[:, :2]
     np.testing.assert_allclose(normalized, np.c_[expected0, expected1], atol=1e-12)
@@ -25,7 +25,7 @@ def test_calibrated_points_are_k_inverse_p():
 def test_sized_points_lie_in_the_unit_range_with_one_scale():
     corners = np.array([[0, 0], [640, 480], [320, 240]])
     normalized = Correspondences(corners, corners, image_size0=(640, 480), image_size1=(640, 480)).normalized()
-    assert normalized.abs().max() <= 1
+    assert np.abs(normalized).max() <= 1
     assert normalized[2].tolist() == [0, 0, 0, 0]
     assert normalized[1, 0] / normalized[1, 1] == pytest.approx(640 / 480)
 
@@ -34,7 +34,7 @@ def test_cameras_go_before_sizes():
     both = Correspondences(points(4), points(4), K0=K, K1=K, image_size0=(640, 480), image_size1=(640, 480))
     cameras = Correspondences(points(4), points(4), K0=K, K1=K)
     assert both.calibrated
-    assert torch.equal(both.normalized(), cameras.normalized())
+    assert np.array_equal(both.normalized(), cameras.normalized())
 
 
 def test_without_cameras_and_sizes_there_is_no_normalisation():
@@ -55,25 +55,25 @@ def test_empty_list_is_an_empty_set():
 
 def test_all_identical_points_are_fine():
     same = np.full((7, 2), 5.0)
-    assert Correspondences(same, same, K0=K, K1=K).normalized().isfinite().all()
+    assert np.isfinite(Correspondences(same, same, K0=K, K1=K).normalized()).all()
 
 
 def test_dtypes_and_layouts():
-    assert Correspondences(points(3), points(3)).points0.dtype == torch.float64
-    assert Correspondences(points(3, "float32"), points(3, "float32")).points0.dtype == torch.float32
-    assert Correspondences(points(3, "int32"), points(3, "int32")).points0.dtype == torch.float32
-    assert Correspondences(points(3), points(3, "float32")).points1.dtype == torch.float64
+    assert Correspondences(points(3), points(3)).points0.dtype == np.float64
+    assert Correspondences(points(3, "float32"), points(3, "float32")).points0.dtype == np.float32
+    assert Correspondences(points(3, "int32"), points(3, "int32")).points0.dtype == np.float32
+    assert Correspondences(points(3), points(3, "float32")).points1.dtype == np.float64
     transposed = np.ascontiguousarray(points(5).T).T
     assert not transposed.flags.c_contiguous
-    np.testing.assert_array_equal(Correspondences(transposed, transposed).points0.numpy(), points(5))
+    np.testing.assert_array_equal(Correspondences(transposed, transposed).points0, points(5))
     reversed_view = points(5)[::-1]
-    np.testing.assert_array_equal(Correspondences(reversed_view, reversed_view).points0.numpy(), reversed_view)
+    np.testing.assert_array_equal(Correspondences(reversed_view, reversed_view).points0, reversed_view)
 
 
 def test_foreign_number_formats():
     for dtype in (">f8", ">f4", "longdouble", "uint16", "float16", ">i4"):
         given = np.arange(6).reshape(3, 2).astype(dtype)
-        np.testing.assert_array_equal(Correspondences(given, given).points0.numpy(), np.arange(6).reshape(3, 2))
+        np.testing.assert_array_equal(Correspondences(given, given).points0, np.arange(6).reshape(3, 2))
 
 
 def test_scores_can_be_attached_later():
@@ -88,7 +88,7 @@ def test_input_is_not_aliased():
     mine = points(3)
     matches = Correspondences(mine, mine)
     mine[:] = 0
-    assert matches.points0.abs().sum() > 0
+    assert np.abs(matches.points0).sum() > 0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -189,8 +189,8 @@ def full() -> Correspondences:
 def check_selection(matches: Correspondences, picked: Correspondences, expected: np.ndarray) -> None:
     """Everything there is of every match was selected alike, and the rest is the same."""
     for name in PER_MATCH:
-        np.testing.assert_array_equal(getattr(picked, name).numpy(), getattr(matches, name).numpy()[expected], name)
-    assert picked.K0 is matches.K0 and picked.image_size1 == matches.image_size1
+        np.testing.assert_array_equal(getattr(picked, name), getattr(matches, name)[expected], name)
+    assert picked._K0 is matches._K0 and picked.image_size1 == matches.image_size1
 
 
 @pytest.mark.parametrize(
@@ -262,13 +262,13 @@ def test_what_was_checked_is_not_checked_again(full, monkeypatch):
 def test_a_copy_with_other_values(full):
     changed = full.replace(K0=None, K1=None)
     assert not changed.calibrated and full.calibrated
-    assert changed.points0 is full.points0 and changed.given_as_numpy
-    assert changed.normalized().abs().max() <= 2
+    assert changed._points0 is full._points0 and changed.given_as_numpy
+    assert np.abs(changed.normalized()).max() <= 2
 
 
 def test_masked_arrays_have_no_gaps():
     whole = np.ma.masked_array(points(5), mask=False)
-    np.testing.assert_array_equal(Correspondences(whole, whole).points0.numpy(), points(5))
+    np.testing.assert_array_equal(Correspondences(whole, whole).points0, points(5))
     gaps = np.ma.masked_array(points(5), mask=np.eye(5, 2, dtype=bool))
     with pytest.raises(InputError, match="points1: expected an array without gaps, got a masked one"):
         Correspondences(points(5), gaps)
@@ -306,17 +306,17 @@ def test_gradients_are_left_behind():
 def test_indices_of_keypoints_in_any_whole_number(dtype):
     given = torch.tensor([[0, 3], [1, 2]]).to(dtype)
     matches = Correspondences(points(2), points(2), indices=given)
-    assert matches.indices.dtype == torch.int64 and matches.indices.tolist() == [[0, 3], [1, 2]]
+    assert matches.indices.dtype == np.int64 and matches.indices.tolist() == [[0, 3], [1, 2]]
     assert Correspondences([], [], indices=[]).indices.shape == (0, 2)
 
 
 def test_sizes_are_normalised_as_points_are(full):
     focal = (500 + 510) / 2
     expected = np.stack([np.arange(1, 7), np.arange(2, 8)], axis=1) / focal
-    np.testing.assert_allclose(full.normalized_sizes().numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(full.normalized_sizes(), expected, rtol=1e-6)
     sized = full.replace(K0=None, K1=None)
     expected = np.stack([np.arange(1, 7) / 640, np.arange(2, 8) / 320], axis=1) / 0.7
-    np.testing.assert_allclose(sized.normalized_sizes().numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(sized.normalized_sizes(), expected, rtol=1e-6)
     assert Correspondences(points(3), points(3)).normalized_sizes() is None
     with pytest.raises(InputError, match="K0, K1.*image_size0, image_size1"):
         Correspondences(points(3), points(3), keypoint_sizes0=[1, 1, 1], keypoint_sizes1=[1, 1, 1]).normalized_sizes()
@@ -324,7 +324,7 @@ def test_sizes_are_normalised_as_points_are(full):
 
 def test_angles_of_both_keypoints(full):
     expected = np.stack([np.linspace(0, 3, 6), np.linspace(3, 0, 6)], axis=1)
-    np.testing.assert_allclose(full.angles().numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(full.angles(), expected, atol=1e-6)
     assert Correspondences(points(3), points(3)).angles() is None
 
 
@@ -347,36 +347,56 @@ def test_unsigned_numbers_that_would_become_negative():
 
 def test_only_unchecked_points_may_be_the_callers_memory():
     given = points(3)
-    copied, used = Correspondences(given, given), Correspondences.unchecked(given, given)
+    copied, used = Correspondences(given, given), Correspondences._unchecked(given, given)
     given[0] = 7.0
     assert used.points0[0, 0] == 7.0 != copied.points0[0, 0]
     # Torch warns of memory that it may not write to, and knows no other order of bytes.
     given.flags.writeable = False
     for other in (given, points(3).astype(">f8"), np.asfortranarray(points(3)), points(6)[::2]):
-        assert np.array_equal(Correspondences.unchecked(other, other).points1.numpy(), other)
+        assert np.array_equal(Correspondences._unchecked(other, other).points1, other)
 
 
 def test_values_nobody_has_looked_at_yet():
-    matches = Correspondences.unchecked(points(3), points(3), K0=K, K1=K)
-    assert not matches.values_are_checked
-    matches.check_values()
-    assert matches.values_are_checked
+    matches = Correspondences._unchecked(points(3), points(3), K0=K, K1=K)
+    assert not matches._values_are_checked
+    matches._check_values()
+    assert matches._values_are_checked
     for given in (points(3), torch.from_numpy(points(3))):
         given[1] = np.nan
         with pytest.raises(InputError, match=r"points0: expected finite numbers, .* \(first: row 1\)"):
-            Correspondences.unchecked(given, points(3)).check_values()
+            Correspondences._unchecked(given, points(3))._check_values()
     with pytest.raises(InputError, match="scores: expected finite numbers"):  # which no network reads
-        Correspondences.unchecked(points(1), points(1), scores=[np.nan])
+        Correspondences._unchecked(points(1), points(1), scores=[np.nan])
     with pytest.raises(TypeError, match="colour"):
-        Correspondences.unchecked(points(3), points(3), colour=1)
+        Correspondences._unchecked(points(3), points(3), colour=1)
 
 
 def test_values_can_be_checked_later():
     wrong = torch.tensor([[1.0, np.inf]])
-    later = Correspondences.unchecked(wrong, wrong)
-    assert not later.values_are_checked and not later.replace(points1=wrong).values_are_checked
+    later = Correspondences._unchecked(wrong, wrong)
+    assert not later._values_are_checked and not later.replace(points1=wrong)._values_are_checked
     with pytest.raises(InputError, match="points0: expected finite numbers"):
-        later.check_values()
+        later._check_values()
     good = later.replace(points0=torch.ones(1, 2), points1=torch.ones(1, 2))
-    good.check_values()
-    assert good.values_are_checked
+    good._check_values()
+    assert good._values_are_checked
+
+
+def test_numpy_in_numpy_out_tensors_in_tensors_out(full):
+    """Every attribute and result is of the kind of the points."""
+    tensors = full.to("cpu")
+    made = Correspondences(torch.from_numpy(full.points0), full.points1, K0=K, K1=K, ratio=full.ratio)
+    for name in (*PER_MATCH, "K0", "K1"):
+        assert isinstance(getattr(full, name), np.ndarray), name
+        assert isinstance(getattr(full[:2], name), np.ndarray), name
+        assert isinstance(getattr(tensors, name), torch.Tensor), name
+        np.testing.assert_array_equal(getattr(full, name), getattr(tensors, name))
+    for values in (made.points1, made.K0, made.ratio):
+        assert isinstance(values, torch.Tensor)
+    for result in ("normalized", "normalized_sizes", "angles"):
+        assert isinstance(getattr(full, result)(), np.ndarray) and isinstance(getattr(tensors, result)(), torch.Tensor)
+    twin = full._as_tensors()
+    assert isinstance(twin.points0, torch.Tensor) and isinstance(twin._as_given(twin.points0), np.ndarray)
+    assert isinstance(full.replace(ratio=np.zeros(6, np.float32)).ratio, np.ndarray)
+    with pytest.raises(TypeError, match="no attribute 'colour'"):
+        full.replace(colour=1)

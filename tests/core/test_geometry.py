@@ -11,7 +11,7 @@ from tests.conftest import make_problem
 
 
 def rays(problem):
-    normalized = problem.matches.normalized()
+    normalized = problem.matches._as_tensors().normalized()
     return normalized[:, :2], normalized[:, 2:]
 
 
@@ -50,9 +50,10 @@ def test_degenerate_geometry_gives_finite_distances():
 
 
 def test_fundamental_works_on_pixels(problem):
-    K = problem.matches.K0.double()
+    m = problem.matches._as_tensors()
+    K = m.K0.double()
     F = geometry.fundamental_from_essential(problem.E, K, K)
-    pixels = geometry.epipolar_distance(problem.matches.points0, problem.matches.points1, F)
+    pixels = geometry.epipolar_distance(m.points0, m.points1, F)
     p0, p1 = rays(problem)
     calibrated = geometry.epipolar_distance(p0, p1, problem.E)
     torch.testing.assert_close(pixels / 500, calibrated, rtol=1e-6, atol=1e-9)

@@ -21,25 +21,26 @@ def draw(seed: int = 0, batch_size: int = PAIRS) -> Draw:
 
 def make_problems(inliers: int = 50, outliers: int = 30) -> Problems:
     """Different pairs, all cameras the same."""
-    made = [make_problem(inliers, outliers, seed=seed) for seed in range(PAIRS)]
+    problems = [make_problem(inliers, outliers, seed=seed) for seed in range(PAIRS)]
+    made = [problem.matches.to("cpu") for problem in problems]
     generator = torch.Generator().manual_seed(9)
     count = inliers + outliers
-    K = made[0].matches.K0.float().expand(PAIRS, 3, 3)
+    K = made[0].K0.float().expand(PAIRS, 3, 3)
     size = torch.tensor([640.0, 480.0]).expand(PAIRS, 2)
     return Problems(
-        points0=torch.stack([one.matches.points0 for one in made]).float(),
-        points1=torch.stack([one.matches.points1 for one in made]).float(),
+        points0=torch.stack([one.points0 for one in made]).float(),
+        points1=torch.stack([one.points1 for one in made]).float(),
         sizes=2 + 30 * torch.rand(PAIRS, count, 2, generator=generator),
         angles=2 * math.pi * torch.rand(PAIRS, count, 2, generator=generator),
-        ratio=torch.stack([one.matches.ratio for one in made]),
-        mutual=torch.stack([one.matches.mutual for one in made]),
+        ratio=torch.stack([one.ratio for one in made]),
+        mutual=torch.stack([one.mutual for one in made]),
         mask=torch.ones(PAIRS, count, dtype=torch.bool),
         K0=K,
         K1=K,
         image_size0=size,
         image_size1=size,
-        R=torch.stack([one.R for one in made]).float(),
-        t=torch.stack([one.t for one in made]).float(),
+        R=torch.stack([one.R for one in problems]).float(),
+        t=torch.stack([one.t for one in problems]).float(),
     )
 
 

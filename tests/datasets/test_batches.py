@@ -44,10 +44,10 @@ def test_unchanged_batches_are_the_stored_pairs(pairs):
     torch.testing.assert_close(batch.distance, distance_of(batch) * batch.mask)
     assert torch.equal(batch.inlier, (batch.distance < 1e-4) & batch.mask)
     # Each row of a batch is a row of some stored pair.
-    stored = torch.cat([pair.matches.normalized() for pair in pairs])
+    stored = torch.cat([pair.matches._as_tensors().normalized() for pair in pairs])
     apart, row = torch.cdist(batch.matches[0, :20].double(), stored.double()).min(1)
     assert apart.max() < 1e-5
-    sizes = torch.cat([pair.matches.normalized_sizes() for pair in pairs])
+    sizes = torch.cat([pair.matches._as_tensors().normalized_sizes() for pair in pairs])
     torch.testing.assert_close(batch.sizes[0, :20, 0], sizes[row, 0])
     assert batch.sizes.isfinite().all() and batch.angles.isfinite().all()
 
@@ -171,7 +171,8 @@ def test_inliers_of_the_given_distance_are_dropped_and_no_others(pairs):
     left_out = 0
     for rows in batch.matches:
         # Of the pair that the rows come from, most are there.
-        found = [(torch.cdist(pair.matches.normalized().double(), rows.double()) < 1e-6).any(1) for pair in pairs]
+        points = [pair.matches._as_tensors().normalized().double() for pair in pairs]
+        found = [(torch.cdist(points_of, rows.double()) < 1e-6).any(1) for points_of in points]
         number = max(range(len(pairs)), key=lambda n, found=found: int(found[n].sum()))
         there, distance = found[number], pairs[number].distance
         # Those at the edge may be rounded to either side.

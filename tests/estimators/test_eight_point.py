@@ -43,7 +43,7 @@ def test_weights_are_the_papers():
 
 
 def test_fundamental_matrix_has_rank_two():
-    clean = make_problem(outliers=0).matches
+    clean = make_problem(outliers=0).matches.to("cpu")
     F = estimate_fundamental(clean, "eight-point")
     assert torch.linalg.svdvals(F)[2] < 1e-12
     assert sampson_distance(clean.points0.double(), clean.points1.double(), F).median() < 0.5

@@ -34,7 +34,7 @@ def test_mutual_ones_where_that_is_known():
 def test_otherwise_the_best_of_conflicting_ones():
     matches = line(60)
     # Match 59 ends where match 0 ends, and begins elsewhere.
-    points1 = matches.points1.clone()
+    points1 = matches.points1.copy()
     points1[59] = points1[0]
     matches = matches.replace(points1=points1)
     logits = np.full(60, 2.0)

@@ -48,7 +48,7 @@ def test_synthetic_problems_have_the_motions_asked_for():
         assert len(matches) == 200 and matches.calibrated
         assert true_motions(truth) == 3
         assert (truth == 0).mean() == pytest.approx(0.5, abs=0.04)
-        np.testing.assert_array_equal(matches.points1.numpy(), same.points1.numpy())
+        np.testing.assert_array_equal(matches.points1, same.points1)
 
 
 def test_one_synthetic_motion_is_found():

@@ -55,8 +55,10 @@ def test_as_kornia(keypoints, tmp_path):
     np.testing.assert_array_equal(found.points1, features1.points[found.indices[:, 1]])
     assert found.image_size0 == (320, 240) and found.ratio is None and found.mutual is None
     assert len(set(found.indices[:, 0].tolist())) == len(set(found.indices[:, 1].tolist())) == len(found)
-    best = matcher_of(network.state_dict(), tmp_path / "weights.pth", keypoints, threshold=float(found.scores.median()))
-    assert len(best(features0, features1)) == (found.scores > found.scores.median()).sum()
+    best = matcher_of(
+        network.state_dict(), tmp_path / "weights.pth", keypoints, threshold=float(np.median(found.scores))
+    )
+    assert len(best(features0, features1)) == (found.scores > np.median(found.scores)).sum()
 
 
 def test_older_names_and_shortened_weights(tmp_path):

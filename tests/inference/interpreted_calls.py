@@ -40,12 +40,12 @@ def odd_pairs() -> list[Correspondences]:
             for n in (0, 1)
         }
     )
-    far = m.points0.clone()
+    far = m.points0.copy()
     far[::9] = 65535
-    shared = m.points1.clone()
+    shared = m.points1.copy()
     shared[::3] = shared[0]
     size = (640, 480)
-    bare = Correspondences(m.points0.numpy(), m.points1.numpy(), image_size0=size, image_size1=size)
+    bare = Correspondences(m.points0, m.points1, image_size0=size, image_size1=size)
     same = Correspondences(np.full((7, 2), 30), np.full((7, 2), 40), K0=K, K1=K)
     return [described, m, m.replace(points0=far), m.replace(points1=shared), bare, same, bare[:1], m[:0], m[:130]]
 
@@ -121,8 +121,8 @@ def test_wrong_values_on_a_device_are_found_there(change, message, monkeypatch):
     monkeypatch.setattr(calls, "_on_host", lambda pair: False)
     found = []
     for given in (good, {**good, **change}, good):
-        pair = Correspondences.unchecked(**{name: torch.as_tensor(np.array(values)) for name, values in given.items()})
-        assert not pair.values_are_checked
+        pair = Correspondences._unchecked(**{name: torch.as_tensor(np.array(values)) for name, values in given.items()})
+        assert not pair._values_are_checked
         if given is good:
             found.append(whole(pair).logits)
         else:
@@ -151,7 +151,7 @@ def test_one_variable_turns_whole_calls_off(monkeypatch):
 
 def test_inference_mode_leaves_nothing_behind():
     _, whole = pruners()
-    m = make_problem(20, 10).matches
+    m = make_problem(20, 10).matches.to("cpu")
     with torch.inference_mode():
         first = whole(m.points0.clone(), m.points1.clone(), K0=m.K0, K1=m.K1)
     second = whole(m.points0, m.points1, K0=m.K0, K1=m.K1)
@@ -165,7 +165,7 @@ def test_few_groups_are_on_their_way_at_once(monkeypatch):
     monkeypatch.setattr(calls, "MATCHES_AT_ONCE", 128)
     monkeypatch.setattr(calls, "GROUPS_UNDER_WAY", 2)
     _, few = pruners()
-    asked = few.start(pairs)
+    asked = few._start(pairs)
     for found in (asked(), asked()):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
@@ -194,6 +194,6 @@ def test_threads_share_a_pruner():
 def test_cameras_of_no_matches_are_checked():
     _, whole = pruners()
     nothing = torch.zeros(0, 2)
-    pair = Correspondences.unchecked(nothing, nothing, K0=torch.from_numpy(-K), K1=torch.from_numpy(K))
+    pair = Correspondences._unchecked(nothing, nothing, K0=torch.from_numpy(-K), K1=torch.from_numpy(K))
     with pytest.raises(InputError, match="K0: expected positive focal lengths"):
         whole(pair)

@@ -34,8 +34,8 @@ def test_a_pair_has_the_same_length_whatever_is_beside_it():
 def test_what_is_sent_can_be_read_back():
     shape = Shape(4, 128, 10, alone=False)
     numbers = np.full(shape.numbers, np.nan)
-    m = make_problem(20, 10).matches
-    bare = Correspondences(np.ones((3, 2)), np.zeros((3, 2)), image_size0=(100, 50), image_size1=(60, 80))
+    m = make_problem(20, 10).matches._as_tensors()
+    bare = Correspondences(np.ones((3, 2)), np.zeros((3, 2)), image_size0=(100, 50), image_size1=(60, 80)).to("cpu")
     side = ("ratio", "mutual", "size", "angle")
     device = shape.split(torch.empty(shape.numbers, dtype=torch.float64))
     assert calls._pack(shape.split(numbers), device, [m, bare], side) == [0, 30, 33]
@@ -83,9 +83,9 @@ def test_shapes_to_prepare():
 
 
 def test_what_is_on_a_device_is_read_there():
-    m = make_problem(20, 10).matches
+    m = make_problem(20, 10).matches.to("cpu")
     here = torch.device("cpu")
-    for as_it_is in (m, m.replace(K0=None, K1=None), m.in_double()):
+    for as_it_is in (m, m.replace(K0=None, K1=None), m._in_double()):
         assert calls._readable(as_it_is, here) is as_it_is
     gaps = m.points0.repeat_interleave(2, 0)[::2]
     for other in (m.replace(points0=gaps), m.replace(K0=m.K0.double()), m.replace(points1=m.points1.half())):

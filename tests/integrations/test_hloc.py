@@ -215,13 +215,14 @@ def test_hloc_loads_the_matcher(stand_in):
 
     problem = make_problem()
     model = dynamic_load(matchers, "ananet")({"name": "ananet", "pruner": "ananet"}).eval()
+    points0, points1 = (torch.from_numpy(points).float() for points in problem.matches.numpy_points())
     descriptors = torch.randn(1, 16, 500, generator=torch.Generator().manual_seed(0))
     order = torch.randperm(500, generator=torch.Generator().manual_seed(1))
     data = {
         "image0": torch.empty(1, 1, 480, 640),
         "image1": torch.empty(1, 1, 480, 640),
-        "keypoints0": problem.matches.points0[None].float(),
-        "keypoints1": problem.matches.points1[order][None].float(),
+        "keypoints0": points0[None],
+        "keypoints1": points1[order][None],
         "descriptors0": descriptors,
         "descriptors1": descriptors[:, :, order],
     }

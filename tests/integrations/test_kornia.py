@@ -42,7 +42,8 @@ def pair():
     descriptors = torch.randn(250, 32, generator=generator)
     others = descriptors + 0.1 * torch.randn(250, 32, generator=generator)
     order = torch.randperm(250, generator=generator)
-    lafs = frames(problem.matches.points0), frames(problem.matches.points1[order])
+    m = problem.matches._as_tensors()
+    lafs = frames(m.points0), frames(m.points1[order])
     return problem, lafs, (descriptors, others[order]), order
 
 

@@ -122,7 +122,7 @@ def check_learns(net: Network) -> None:
     """A few steps on one problem and it tells right from wrong."""
     torch.manual_seed(0)
     problem = make_problem(inliers=120, outliers=80)
-    matches = problem.matches.normalized().float()[None]
+    matches = problem.matches._as_tensors().normalized().float()[None]
     inlier = torch.from_numpy(problem.inlier)[None]
     mask = torch.ones_like(inlier)
     net = net.float().train()

@@ -20,7 +20,7 @@ def some(**given):
 def test_coordinates_alone():
     found = network_input(some(ratio=[0.5, 1.0]), ())
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found, some().normalized().float())
+    torch.testing.assert_close(found, some()._as_tensors().normalized().float())
 
 
 def test_every_kind_by_hand():
@@ -72,9 +72,9 @@ def test_what_lies_far_outside_is_out_of_view():
     expected = [True, True, False, False, True, False, False]
     middle = np.full_like(first, 200.0)
     for points in ((first, middle), (middle, first)):
-        sized = Correspondences(*points, image_size0=(640, 480), image_size1=(640, 480))
+        sized = Correspondences(*points, image_size0=(640, 480), image_size1=(640, 480))._as_tensors()
         assert within_view(sized, sized.normalized()).tolist() == expected
     K0 = np.array([[500.0, 0, 320], [0, 500, 240], [0, 0, 1]])
     far = np.array([[320.0, 240], [1319, 240], [1321, 240], [320, -761]])
-    calibrated = Correspondences(far, np.full_like(far, 200.0), K0=K0, K1=K0)
+    calibrated = Correspondences(far, np.full_like(far, 200.0), K0=K0, K1=K0)._as_tensors()
     assert within_view(calibrated, calibrated.normalized()).tolist() == [True, True, False, False]

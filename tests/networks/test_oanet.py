@@ -31,7 +31,7 @@ def test_it_learns():
 @torch.no_grad()
 def test_the_second_stage_sees_what_the_first_found():
     net = checks.made("oanet", **SMALL)
-    matches = make_problem(noise=0.5).matches.normalized()[None]
+    matches = make_problem(noise=0.5).matches._as_tensors().normalized()[None]
     first, second = net.stages(matches)
     assert len(net.supervision(matches).weights) == 2
     weights = inlier_weights(first)

@@ -115,7 +115,7 @@ class Counting(Fixed):
 
 @pytest.mark.parametrize("together", [1, 5, 1000])
 def test_a_stream_is_answered_in_order_and_not_read_at_once(together, monkeypatch):
-    monkeypatch.setattr(Counting, "streamed_matches", together)
+    monkeypatch.setattr(Counting, "_streamed_matches", together)
     asked = answered = most = 0
 
     def pairs():

@@ -15,7 +15,7 @@ def test_few_coherent_matches_are_found_among_many_scattered_ones():
     assert problem.inlier[kept].mean() > 0.9
     assert kept[problem.inlier].mean() > 0.7
     # Many more than the distinctive matches that it learned from.
-    seeds = problem.matches.ratio.numpy() <= 1 / 1.5
+    seeds = problem.matches.ratio <= 1 / 1.5
     assert (kept & problem.inlier).sum() > 1.1 * (seeds & problem.inlier).sum()
 
 

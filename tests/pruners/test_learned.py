@@ -17,7 +17,7 @@ from tests.pruners.answers import check_answer
 def test_learned_pruner_without_side_input_still_answers(weights, problem):
     m = problem.matches
     pruner = ananet.load(weights / "side.safetensors")
-    bare = pruner(m.points0.numpy(), m.points1.numpy(), K0=m.K0, K1=m.K1)
+    bare = pruner(m.points0, m.points1, K0=m.K0, K1=m.K1)
     check_answer(bare, len(m), pruner.decision)
     assert not np.array_equal(bare.logits, pruner(m).logits)
 
@@ -115,7 +115,7 @@ def test_groups_of_similar_size():
 
 def test_half_precision_points_are_answered_in_single(weights, problem):
     m = problem.matches
-    half = m.points0.half(), m.points1.half()
+    half = (torch.from_numpy(points).half() for points in (m.points0, m.points1))
     kept = ananet.load(weights / "plain.safetensors")(*half, K0=m.K0, K1=m.K1)
     assert kept.logits.dtype == torch.float32 and kept.logits.isfinite().all()
 
@@ -123,7 +123,7 @@ def test_half_precision_points_are_answered_in_single(weights, problem):
 @pytest.mark.parametrize("name", ["plain", "side"])
 def test_matches_out_of_view_are_wrong_and_spoil_nothing(name, weights, problem):
     m, pruner = problem.matches, ananet.load(weights / f"{name}.safetensors")
-    points0 = m.points0.clone()
+    points0 = m.points0.copy()
     points0[::50] = 65535
     spoiled, rest = m.replace(points0=points0), np.arange(len(m)) % 50 != 0
     kept = pruner(spoiled)

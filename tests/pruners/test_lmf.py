@@ -30,7 +30,7 @@ def test_a_smooth_motion_is_told_from_scattered_matches():
 
 def test_residuals_are_those_of_the_closed_form():
     problem = make_problem(inliers=200, outliers=100)
-    points = problem.matches.normalized().double()[None]
+    points = problem.matches._as_tensors().normalized().double()[None]
     exact = laplacian_basis_exact(nearest_matches(points, 8), 32, 0.1, 0.05)
     motion = points[..., 2:] - points[..., :2]
     scaled = (exact.vectors.mT @ motion) / (1 + 30 * exact.values[..., None])

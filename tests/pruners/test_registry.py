@@ -27,8 +27,8 @@ def test_one_call_one_answer(pruner, problem):
     check_answer(kept, len(problem.matches), pruner.decision)
     m = problem.matches
     again = pruner(
-        m.points0.numpy(),
-        m.points1.numpy(),
+        m.points0,
+        m.points1,
         K0=m.K0,
         K1=m.K1,
         image_size0=m.image_size0,
@@ -58,7 +58,7 @@ def test_points_on_a_line(pruner):
 
 
 def test_torch_in_torch_out(pruner, problem):
-    m = problem.matches
+    m = problem.matches.to("cpu")
     kept = pruner(m.points0, m.points1, K0=m.K0, K1=m.K1, ratio=m.ratio, mutual=m.mutual)
     assert isinstance(kept.mask, torch.Tensor) and kept.mask.dtype == torch.bool
     assert kept.scores.dtype == torch.float32

@@ -8,7 +8,7 @@ from ananet import InputError
 @pytest.mark.parametrize("name", ["ransac", "magsac"])
 def test_robust_pruners_without_calibration(name, problem):
     m = problem.matches
-    kept = ananet.load(name, threshold=2.0)(m.points0.numpy(), m.points1.numpy()).mask
+    kept = ananet.load(name, threshold=2.0)(m.points0, m.points1).mask
     assert problem.inlier[kept].mean() > 0.9
     assert kept[problem.inlier].mean() > 0.9
 

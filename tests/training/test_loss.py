@@ -74,7 +74,7 @@ def test_virtual_matches_fit_the_geometry_and_fill_both_images():
 @pytest.mark.parametrize("loss", [virtual_loss, matrix_loss])
 def test_losses_of_the_true_geometry_prefer_the_true_inliers(loss):
     problem = make_problem(noise=0.1)
-    matches = problem.matches.normalized().float()[None]
+    matches = problem.matches._as_tensors().normalized().float()[None]
     E, inlier = problem.E.float()[None], torch.from_numpy(problem.inlier)[None]
     mask = torch.ones_like(inlier)
     right, wrong = loss(inlier.float(), matches, E, mask), loss(mask.float(), matches, E, mask)

@@ -173,8 +173,8 @@ def quality(pair: MeasuredPair, matches: Any, kept: Any, error: np.ndarray) -> d
         taken = np.flatnonzero(estimator.taken(matches, kept))
         poses = [estimator.pose(matches[rng.permutation(taken)]) for _ in range(RUNS)]
         found = [pose for pose in poses if pose is not None]
-        rotations = [rotation_error(torch.from_numpy(pose.R), R).item() for pose in found]
-        translations = [translation_error(torch.from_numpy(pose.t), t).item() for pose in found]
+        rotations = [rotation_error(torch.as_tensor(pose.R), R).item() for pose in found]
+        translations = [translation_error(torch.as_tensor(pose.t), t).item() for pose in found]
         errors[f"{prefix}rotation_error"] = float(np.median(rotations)) if found else None
         errors[f"{prefix}translation_error"] = float(np.median(translations)) if found else None
     return {

@@ -140,7 +140,7 @@ def _panel(name: str, kept: Pruned, found: PhotoMatches, inlier: np.ndarray | No
     panel0, panel1 = found.panels
     assert panel0 is not None and panel1 is not None
     points0, points1 = found.matches.numpy_points()
-    mask = kept.mask
+    mask = np.asarray(kept.mask)
     if inlier is None:
         caption = f"{name}: kept {mask.sum()} of {len(mask)}"
         return draw_matches(panel0, panel1, points0, points1, mask, caption)
@@ -160,7 +160,7 @@ def _look_inside(
     from ananet.evaluation.explain import NEIGHBOURS, best_head, inlier_neighbours, view_blocks
     from ananet.evaluation.plots import plot_context, plot_neighbours
 
-    good = kept.mask if inlier is None else inlier
+    good = np.asarray(kept.mask) if inlier is None else inlier
     words = ("kept", "removed") if inlier is None else ("right", "wrong")
     pictures = {}
     views = view_blocks(pruner.network, found.matches)
@@ -203,7 +203,7 @@ def _draw_attention(
     assert panel0 is not None and panel1 is not None
     points0, points1 = found.matches.numpy_points()
     attention = view.attention.mean(0) if head is None else view.attention[head - 1]
-    pair = two_apart(points0, kept.logits, np.flatnonzero(kept.mask & good))
+    pair = two_apart(points0, np.asarray(kept.logits), np.flatnonzero(np.asarray(kept.mask) & good))
     both = shared_attention(attention, pair, top)
     rows = []
     for one, attended in zip(both.pair, both.attended, strict=True):

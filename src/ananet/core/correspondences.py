@@ -33,18 +33,25 @@ PER_MATCH = (
     "angles1",
     "indices",
 )
-_READ_BY_NETWORKS = {
-    "K0",
-    "K1",
-    "image_size0",
-    "image_size1",
-    "ratio",
-    "mutual",
-    "keypoint_sizes0",
-    "keypoint_sizes1",
-    "angles0",
-    "angles1",
-}
+_NUMBERS = [name for name in PER_MATCH if name not in ("mutual", "indices")]
+_SIZES = ("image_size0", "image_size1")
+_OPTIONAL = ("K0", "K1", *_SIZES, *PER_MATCH[2:])
+_READ_BY_NETWORKS = {*_OPTIONAL} - {"scores", "indices"}
+
+
+class _Values:
+    """An attribute stored as a tensor: numpy to whoever gave numpy, else the tensor itself."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.stored = f"_{name}"
+
+    # Any, since the type follows the caller's input: a union would ask every caller for a cast.
+    def __get__(self, matches: Any, owner: type) -> Any:
+        if matches is None:
+            return self
+        values = vars(matches)[self.stored]
+        convert = values is not None and matches.given_as_numpy and not matches._shows_tensors
+        return values.numpy(force=True) if convert else values
 
 
 class Correspondences:
@@ -62,34 +69,46 @@ class Correspondences:
         angles0, angles1: [N] orientations of the keypoints in radians, from the x axis towards the y axis.
         indices: [N x 2] which keypoint of each image a match joins.
 
-    numpy arrays, torch tensors (on any device) and lists are accepted. Points keep float64 if they have it,
-    everything else becomes float32. Points must be finite; N may be 0.
+    numpy arrays, torch tensors (on any device) and lists are accepted. Attributes are numpy arrays, unless points0 is a
+    tensor: then all are tensors on its device. Points keep float64 if they have it, everything else becomes float32.
+    Points must be finite; N may be 0.
 
     >>> size = (64, 48)
     >>> matches = Correspondences([[10, 20], [30, 40]], [[12, 20], [33, 41]], image_size0=size, image_size1=size)
     >>> len(matches), matches.calibrated
     (2, False)
     >>> matches.normalized()[0]
-    tensor([-0.4911, -0.0893, -0.4464, -0.0893])
+    array([-0.49107143, -0.08928572, -0.44642857, -0.08928572], dtype=float32)
     """
 
-    points0: Tensor
-    points1: Tensor
-    K0: Tensor | None
-    K1: Tensor | None
+    points0 = _Values()
+    points1 = _Values()
+    K0 = _Values()
+    K1 = _Values()
+    ratio = _Values()
+    mutual = _Values()
+    scores = _Values()
+    keypoint_sizes0 = _Values()
+    keypoint_sizes1 = _Values()
+    angles0 = _Values()
+    angles1 = _Values()
+    indices = _Values()
     image_size0: tuple[float, float] | None
     image_size1: tuple[float, float] | None
-    ratio: Tensor | None
-    mutual: Tensor | None
-    scores: Tensor | None
-    keypoint_sizes0: Tensor | None
-    keypoint_sizes1: Tensor | None
-    angles0: Tensor | None
-    angles1: Tensor | None
-    indices: Tensor | None
-    # Answers come back as what the points came as.
     given_as_numpy: bool
-    values_are_checked: bool
+    """Whether attributes and results are numpy arrays."""
+    _points0: Tensor
+    _points1: Tensor
+    _K0: Tensor | None
+    _K1: Tensor | None
+    _ratio: Tensor | None
+    _keypoint_sizes0: Tensor | None
+    _keypoint_sizes1: Tensor | None
+    _angles0: Tensor | None
+    _angles1: Tensor | None
+    _indices: Tensor | None
+    _shows_tensors: bool
+    _values_are_checked: bool
 
     def __init__(
         self,
@@ -109,31 +128,16 @@ class Correspondences:
         angles1: Array | None = None,
         indices: Array | None = None,
     ) -> None:
-        given = {
-            "K0": K0,
-            "K1": K1,
-            "image_size0": image_size0,
-            "image_size1": image_size1,
-            "ratio": ratio,
-            "mutual": mutual,
-            "scores": scores,
-            "keypoint_sizes0": keypoint_sizes0,
-            "keypoint_sizes1": keypoint_sizes1,
-            "angles0": angles0,
-            "angles1": angles1,
-            "indices": indices,
-        }
+        given = {name: value for name, value in locals().items() if name not in ("self", "points0", "points1")}
         self._take(points0, points1, given, copy_points=True)
-        self.check_values()
+        self._check_values()
 
     @classmethod
-    def unchecked(cls, points0: Array, points1: Array, **given: Any) -> Correspondences:
-        """The same, but nobody has looked at the values yet: on a GPU, that is done by the kernel that reads them.
+    def _unchecked(cls, points0: Array, points1: Array, **given: Any) -> Correspondences:
+        """Matches of which shapes and types are checked, values not yet: on a GPU, the kernel that reads them does.
 
-        Shapes and types are checked. Whoever takes such matches calls `check_values`, or finds out and then calls it.
-        Points may be the caller's own memory: use it for one call, not to keep.
+        Whoever takes them calls `_check_values`. Points may share the caller's memory: use them for one call only.
         """
-        # No network reads these.
         if not given.keys() <= _READ_BY_NETWORKS:
             return cls(points0, points1, **given)
         pair = object.__new__(cls)
@@ -141,65 +145,54 @@ class Correspondences:
         return pair
 
     def _take(self, points0: Array, points1: Array, given: dict[str, Any], *, copy_points: bool) -> None:
-        """Everything but a look at the values."""
-        self.values_are_checked = False
+        """Store everything; check shapes and types, not values."""
+        self._values_are_checked = self._shows_tensors = False
         self.given_as_numpy = not isinstance(points0, Tensor)
-        self.points0 = _points("points0", points0, copy_points)
-        self.points1 = _points("points1", points1, copy_points)
-        if len(self.points0) != len(self.points1):
+        first, second = _points("points0", points0, copy_points), _points("points1", points1, copy_points)
+        if len(first) != len(second):
             raise InputError(
-                f"points0 and points1: expected the same number of rows, "
-                f"got {len(self.points0)} and {len(self.points1)}"
+                f"points0 and points1: expected the same number of rows, got {len(first)} and {len(second)}"
             )
-        if self.points0.dtype != self.points1.dtype:
-            self.points0, self.points1 = self.points0.double(), self.points1.double()
-        if self.points0.device != self.points1.device:
-            self.points1 = self.points1.to(self.points0.device)
+        if first.dtype != second.dtype:
+            first, second = first.double(), second.double()
+        self._points0, self._points1 = first, second if first.device == second.device else second.to(first.device)
+        for name in ("K", "image_size", "keypoint_sizes", "angles"):
+            _both_or_neither(f"{name}0", given.get(f"{name}0"), f"{name}1", given.get(f"{name}1"))
+        for name in _OPTIONAL:
+            value = given.get(name)
+            if value is not None:
+                value = self._stored(name, value)
+            vars(self)[name if name in _SIZES else f"_{name}"] = value
 
-        for first, second in (
-            ("K0", "K1"),
-            ("image_size0", "image_size1"),
-            ("keypoint_sizes0", "keypoint_sizes1"),
-            ("angles0", "angles1"),
-        ):
-            _both_or_neither(first, given.get(first), second, given.get(second))
-        for name in ("K0", "K1"):
-            K = given.get(name)
-            setattr(self, name, None if K is None else _camera(name, K, self.points0))
-        for name in ("image_size0", "image_size1"):
-            size = given.get(name)
-            setattr(self, name, None if size is None else _size(name, size))
-        for name in ("ratio", "scores", "keypoint_sizes0", "keypoint_sizes1", "angles0", "angles1"):
-            setattr(self, name, self._per_match(name, given.get(name)))
-        mutual, indices = given.get("mutual"), given.get("indices")
-        self.mutual = None if mutual is None else self._flags("mutual", mutual)
-        self.indices = None if indices is None else self._keypoints("indices", indices)
+    def _stored(self, name: str, value: Any) -> Any:
+        if name in _SIZES:
+            return _size(name, value)
+        if name in ("K0", "K1"):
+            return _camera(name, value, self._points0)
+        if name == "mutual":
+            return self._flags(name, value)
+        return self._keypoints(name, value) if name == "indices" else self._per_match(name, value)
 
-    def check_values(self) -> None:
-        """Raises for values that no match has. On a GPU this waits for the device."""
-        for name in ("points0", "points1"):
-            _check_finite(name, getattr(self, name))
-        for name, K in (("K0", self.K0), ("K1", self.K1)):
+    def _check_values(self) -> None:
+        """Raise for values that no match has. On a GPU this waits for the device."""
+        for name in _NUMBERS:
+            if (values := vars(self)[f"_{name}"]) is not None:
+                _check_finite(name, values)
+        for name, K in (("K0", self._K0), ("K1", self._K1)):
             if K is not None:
                 _check_camera(name, K)
-        for name in ("ratio", "scores", "keypoint_sizes0", "keypoint_sizes1", "angles0", "angles1"):
-            if (values := getattr(self, name)) is not None:
-                _check_finite(name, values)
-        if self.ratio is not None and ((self.ratio < 0) | (self.ratio > 1)).any():
-            raise InputError(
-                f"ratio: expected values in [0, 1], got {float(self.ratio.min()):g} to {float(self.ratio.max()):g}"
-            )
-        for name, sizes in (("keypoint_sizes0", self.keypoint_sizes0), ("keypoint_sizes1", self.keypoint_sizes1)):
+        ratio = self._ratio
+        if ratio is not None and ((ratio < 0) | (ratio > 1)).any():
+            raise InputError(f"ratio: expected values in [0, 1], got {float(ratio.min()):g} to {float(ratio.max()):g}")
+        for name, sizes in (("keypoint_sizes0", self._keypoint_sizes0), ("keypoint_sizes1", self._keypoint_sizes1)):
             if sizes is not None and (sizes <= 0).any():
                 raise InputError(f"{name}: expected positive numbers of pixels, got {float(sizes.min()):g}")
-        if self.indices is not None and (self.indices < 0).any():
-            raise InputError("indices: expected whole numbers of at least 0, got others")
-        self.values_are_checked = True
+        if self._indices is not None and (self._indices < 0).any():
+            raise InputError(f"indices: expected whole numbers of at least 0, got {int(self._indices.min())}")
+        self._values_are_checked = True
 
-    def _per_match(self, name: str, values: Array | None) -> Tensor | None:
-        if values is None:
-            return None
-        tensor = _real(name, _tensor(name, values)).to(self.points0.device, torch.float32)
+    def _per_match(self, name: str, values: Array) -> Tensor:
+        tensor = _real(name, _tensor(name, values)).to(self._points0.device, torch.float32)
         if tensor.shape != (len(self),):
             raise InputError(f"{name}: expected shape ({len(self)},), got {tuple(tensor.shape)}")
         return tensor
@@ -207,12 +200,12 @@ class Correspondences:
     def _flags(self, name: str, values: Array) -> Tensor:
         given = _tensor(name, values)
         if given.dtype == torch.bool and given.shape == (len(self),):
-            return given.to(self.points0.device)
+            return given.to(self._points0.device)
         tensor = self._per_match(name, given)
-        assert tensor is not None
         _check_finite(name, tensor)
         if ((tensor != 0) & (tensor != 1)).any():
-            raise InputError(f"{name}: expected True/False or 0/1, got other values")
+            wrong = tensor[(tensor != 0) & (tensor != 1)]
+            raise InputError(f"{name}: expected True/False or 0/1, got {float(wrong[0]):g}")
         return tensor.bool()
 
     def _keypoints(self, name: str, values: Array) -> Tensor:
@@ -221,13 +214,12 @@ class Correspondences:
             tensor = tensor.reshape(0, 2).long()
         if tensor.shape != (len(self), 2):
             raise InputError(f"{name}: expected shape ({len(self)}, 2), got {tuple(tensor.shape)}")
-        whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
-        if not whole:
-            raise InputError(f"{name}: expected whole numbers of at least 0, got others")
-        return tensor.to(self.points0.device, torch.int64)
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+            raise InputError(f"{name}: expected whole numbers of at least 0, got {tensor.dtype}")
+        return tensor.to(self._points0.device, torch.int64)
 
     def __len__(self) -> int:
-        return self.points0.shape[0]  # in a third of the time of len()
+        return self._points0.shape[0]  # in a third of the time of len()
 
     def __repr__(self) -> str:
         known = ("K0", "image_size0", *(name for name in PER_MATCH[2:] if not name.endswith("1")))
@@ -237,57 +229,67 @@ class Correspondences:
     @property
     def calibrated(self) -> bool:
         """Whether there are camera matrices."""
-        return self.K0 is not None
+        return self._K0 is not None
 
-    def normalized(self) -> Tensor:
+    def _as_tensors(self) -> Correspondences:
+        """The same matches with tensors as attributes; results still come as `_as_given` gives them."""
+        return self if self._shows_tensors else self.replace(_shows_tensors=True)
+
+    def _as_given(self, values: Tensor) -> Any:
+        """A result as numpy if the matches came as numpy, else as a tensor on the points' device."""
+        return values.numpy(force=True) if self.given_as_numpy else values.to(self._points0.device)
+
+    def normalized(self) -> Any:
         """[N x 4] rows (x0, y0, x1, y1): `K^-1 p` if calibrated, otherwise scaled by the image size."""
-        if self.K0 is not None and self.K1 is not None:
-            return torch.cat([calibrate(self.points0, self.K0), calibrate(self.points1, self.K1)], dim=1)
-        image_size0, image_size1 = self.sizes_for_cameras()
-        return torch.cat(
-            [
-                scale_by_size(points, points.new_tensor(size))
-                for points, size in ((self.points0, image_size0), (self.points1, image_size1))
-            ],
-            dim=1,
-        )
+        both = self._points0, self._points1
+        if self._K0 is not None and self._K1 is not None:
+            rows = [calibrate(points, K) for points, K in zip(both, (self._K0, self._K1), strict=True)]
+        else:
+            sizes = self._sizes_for_cameras()
+            rows = [scale_by_size(points, points.new_tensor(size)) for points, size in zip(both, sizes, strict=True)]
+        return self._shown(torch.cat(rows, dim=1))
 
-    def sizes_for_cameras(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Sizes of both images, where they have to do for camera matrices."""
+    def _shown(self, values: Tensor) -> Any:
+        return values if self._shows_tensors else self._as_given(values)
+
+    def _sizes_for_cameras(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Sizes of both images, where they stand in for camera matrices."""
         if self.image_size0 is None or self.image_size1 is None:
             raise InputError("expected camera matrices (K0, K1) or image sizes (image_size0, image_size1), got neither")
         return self.image_size0, self.image_size1
 
-    def normalized_sizes(self) -> Tensor | None:
+    def normalized_sizes(self) -> Any:
         """[N x 2] keypoint sizes in the scale of `normalized`, or None where they are not known."""
-        if self.keypoint_sizes0 is None or self.keypoint_sizes1 is None:
+        if self._keypoint_sizes0 is None or self._keypoint_sizes1 is None:
             return None
         focals: list[Any]
-        if self.K0 is not None and self.K1 is not None:
+        if self._K0 is not None and self._K1 is not None:
             # The mean of two tensors, not of two numbers, which would wait for a device.
-            focals = [(K[0, 0] + K[1, 1]) / 2 for K in (self.K0, self.K1)]
+            focals = [(K[0, 0] + K[1, 1]) / 2 for K in (self._K0, self._K1)]
         else:
-            focals = [FOCAL_GUESS * max(size) for size in self.sizes_for_cameras()]
-        return torch.stack([self.keypoint_sizes0 / focals[0], self.keypoint_sizes1 / focals[1]], dim=1)
+            focals = [FOCAL_GUESS * max(size) for size in self._sizes_for_cameras()]
+        both = [self._keypoint_sizes0 / focals[0], self._keypoint_sizes1 / focals[1]]
+        return self._shown(torch.stack(both, dim=1))
 
-    def angles(self) -> Tensor | None:
+    def angles(self) -> Any:
         """[N x 2] keypoint orientations in both images, or None where they are not known."""
-        if self.angles0 is None or self.angles1 is None:
+        if self._angles0 is None or self._angles1 is None:
             return None
-        return torch.stack([self.angles0, self.angles1], dim=1)
+        return self._shown(torch.stack([self._angles0, self._angles1], dim=1))
 
     def __getitem__(self, which: Array | slice) -> Correspondences:
         """The matches that a mask, an index array or a slice picks; they were checked, and are not checked again."""
         chosen = self._chosen(which)
-        return self.replace(**{name: None if (v := getattr(self, name)) is None else v[chosen] for name in PER_MATCH})
+        stored = {name: vars(self)[f"_{name}"] for name in PER_MATCH}
+        return self.replace(**{name: values[chosen] for name, values in stored.items() if values is not None})
 
     def _chosen(self, which: Array | slice) -> Tensor | slice:
         """What tensors can be indexed with."""
-        count, device = len(self), self.points0.device
+        count, device = len(self), self._points0.device
         if isinstance(which, slice):
             if which.step is None or which.step > 0:
                 return which
-            return torch.arange(*which.indices(count), device=device)  # tensors know no steps backwards
+            return torch.arange(*which.indices(count), device=device)  # tensors take no negative steps
         chosen = _tensor("which", which).to(device)
         if chosen.dim() != 1:
             raise InputError(f"which: expected a mask, indices or a slice, got shape {tuple(chosen.shape)}")
@@ -307,32 +309,35 @@ class Correspondences:
     def replace(self, **values: Any) -> Correspondences:
         """A copy with some attributes replaced. They are not checked: use it for values made from checked ones."""
         copy = object.__new__(Correspondences)
-        vars(copy).update(vars(self) | values)
+        state = vars(copy)
+        state.update(vars(self))
+        for name, value in values.items():
+            stored = name if name in state else f"_{name}"
+            if stored not in state:
+                raise TypeError(f"Correspondences has no attribute {name!r}")
+            state[stored] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         return copy
 
     def with_scores(self, scores: Array) -> Correspondences:
         """The same matches with scores, such as a pruner's, for estimators that sample the best ones first."""
         values = self._per_match("scores", scores)
-        if values is not None:
-            _check_finite("scores", values)
+        _check_finite("scores", values)
         return self.replace(scores=values)
 
     def to(self, device: str | torch.device) -> Correspondences:
-        """The same matches on another device."""
+        """The same matches as tensors on a device."""
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return self.replace(**moved)
+        return self.replace(**moved, given_as_numpy=False)
 
-    def in_double(self) -> Correspondences:
+    def _in_double(self) -> Correspondences:
         """The same matches with points and cameras in double precision."""
-        given = {name: getattr(self, name) for name in ("points0", "points1", "K0", "K1")}
+        given = {name: vars(self)[name] for name in ("_points0", "_points1", "_K0", "_K1")}
         return self.replace(**{name: value.double() for name, value in given.items() if value is not None})
 
     def numpy_points(self) -> tuple[np.ndarray, np.ndarray]:
         """Both point sets as float64 arrays on the host."""
-        return (
-            self.points0.detach().cpu().numpy().astype(np.float64),
-            self.points1.detach().cpu().numpy().astype(np.float64),
-        )
+        first, second = (points.numpy(force=True).astype(np.float64) for points in (self._points0, self._points1))
+        return first, second
 
 
 def _tensor(name: str, values: Array, copy: bool = True) -> Tensor:

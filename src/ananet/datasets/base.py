@@ -113,7 +113,7 @@ class LabelledPair:
         """Labels calibrated matches by their distance to the true epipolar geometry."""
         R, t = R.double(), t.double()
         t = t / t.norm()
-        rays = matches.normalized().double()
+        rays = matches._as_tensors().normalized().double()
         distance = geometry.symmetric_epipolar_distance_squared(
             rays[:, :2], rays[:, 2:], geometry.essential_from_pose(R, t)
         ).to(torch.float32)
@@ -125,8 +125,8 @@ class LabelledPair:
         if pose is None:
             return PoseError.of_failure()
         return PoseError(
-            geometry.rotation_error(torch.from_numpy(pose.R), self.R.double()).item(),
-            geometry.translation_error(torch.from_numpy(pose.t), self.t.double()).item(),
+            geometry.rotation_error(torch.as_tensor(pose.R).cpu(), self.R.double()).item(),
+            geometry.translation_error(torch.as_tensor(pose.t).cpu(), self.t.double()).item(),
         )
 
 

@@ -53,7 +53,7 @@ class PairFacts:
 
 
 def facts_of(pair: LabelledPair, scene: int) -> PairFacts:
-    matches = pair.matches
+    matches = pair.matches._as_tensors()
     assert pair.R is not None and pair.t is not None
     assert (
         matches.mutual is not None and matches.ratio is not None and matches.K0 is not None and matches.K1 is not None
@@ -153,7 +153,7 @@ def _contact_sheet(shown: list[LabelledPair], width: int, rng: np.random.Generat
 
 
 def _draw_labels(pair: LabelledPair, width: int, rng: np.random.Generator) -> np.ndarray:
-    matches = pair.matches
+    matches = pair.matches._as_tensors()
     assert matches.mutual is not None and matches.ratio is not None
     points0, points1 = matches.numpy_points()
     distinctive = np.flatnonzero((matches.mutual & (matches.ratio < DISTINCTIVE_RATIO)).numpy())

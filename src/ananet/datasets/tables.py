@@ -170,7 +170,7 @@ def table_of_pairs(pairs: Iterable[LabelledPair]) -> PairTable:
     images: list[dict[str, np.ndarray | None]] = []
     rows: list[dict[str, np.ndarray]] = []
     for pair in pairs:
-        m = pair.matches
+        m = pair.matches._as_tensors()
         if m.K0 is None or m.K1 is None or pair.R is None or pair.t is None:
             raise InputError(f"pairs: expected cameras and a pose of every pair, {pair.name!r} lacks them")
         for points, K, size, sizes, angles in (

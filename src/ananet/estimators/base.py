@@ -22,13 +22,16 @@ MIN_FOR_POSE, MIN_FOR_FUNDAMENTAL = 5, 8
 
 @dataclass(frozen=True, eq=False)
 class Pose:
-    """Motion from the first camera to the second, X1 = R X0 + t, with t of length 1."""
+    """Motion from the first camera to the second, X1 = R X0 + t, with t of length 1.
 
-    R: np.ndarray
+    Tensors on the points' device if the points were tensors, else numpy arrays.
+    """
+
+    R: np.ndarray | Tensor
     """[3 x 3] rotation."""
-    t: np.ndarray
+    t: np.ndarray | Tensor
     """[3] direction of the translation."""
-    inliers: np.ndarray
+    inliers: np.ndarray | Tensor
     """[N] bool: matches within the threshold of the epipolar geometry; only kept ones if `kept` was given."""
 
 
@@ -79,7 +82,7 @@ class Estimator(ABC):
         Args:
             kept: a pruner's result on these matches; `match_selection` decides which of them are used. None uses all.
         """
-        _check_matches(matches)
+        matches = _checked(matches)
         if matches.K0 is None or matches.K1 is None:
             raise InputError("matches: a pose needs camera matrices, expected K0 and K1, got none")
         used = matches
@@ -96,7 +99,7 @@ class Estimator(ABC):
         inliers = distance < self.ray_threshold(matches)
         if kept is not None:
             inliers &= torch.as_tensor(kept.mask).cpu()
-        return Pose(R.numpy(), t.numpy(), inliers.numpy())
+        return Pose(*map(matches._as_given, (R, t, inliers)))
 
     def taken(self, matches: Correspondences, kept: PruningResult) -> Tensor:
         """[N] bool: the kept matches that `match_selection` selects."""
@@ -108,15 +111,15 @@ class Estimator(ABC):
             raise InputError(f"kept: expected the result for these {len(matches)} matches, got {len(kept.mask)}")
         return select_matches(matches, kept, self.match_selection)
 
-    def fundamental(self, matches: Correspondences) -> Tensor | None:
+    def fundamental(self, matches: Correspondences) -> np.ndarray | Tensor | None:
         """[3 x 3] float64 fundamental matrix of matches in pixels; None if none was found, or for fewer than 8."""
-        _check_matches(matches)
+        matches = _checked(matches)
         used = self._sorted(matches)
-        return self.find_fundamental(used) if len(matches) >= MIN_FOR_FUNDAMENTAL else None
+        F = self.find_fundamental(used) if len(matches) >= MIN_FOR_FUNDAMENTAL else None
+        return None if F is None else matches._as_given(F)
 
     def ray_threshold(self, matches: Correspondences) -> float:
         """The threshold for calibrated points."""
-        assert matches.K0 is not None and matches.K1 is not None
         return self.threshold / mean_focal(matches.K0, matches.K1)
 
     def _sorted(self, matches: Correspondences) -> Correspondences:
@@ -131,6 +134,8 @@ class Estimator(ABC):
         return f"<estimator {self.name}>"
 
 
-def _check_matches(matches: object) -> None:
+def _checked(matches: object) -> Correspondences:
+    """The matches with tensors as attributes."""
     if not isinstance(matches, Correspondences):
         raise InputError(f"matches: expected Correspondences, got {type(matches).__name__}")
+    return matches._as_tensors()

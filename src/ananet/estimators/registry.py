@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from ananet._util.defaults import ESTIMATOR
@@ -52,7 +53,9 @@ def estimate_pose(
     return load_estimator(estimator, **options).pose(matches, kept)
 
 
-def estimate_fundamental(matches: Correspondences, estimator: str = ESTIMATOR, **options: Any) -> Tensor | None:
+def estimate_fundamental(
+    matches: Correspondences, estimator: str = ESTIMATOR, **options: Any
+) -> np.ndarray | Tensor | None:
     """Estimate the [3 x 3] float64 fundamental matrix of matches in pixels; None if none was found.
 
     Arguments as for `estimate_pose`; camera matrices are not used.

@@ -33,6 +33,7 @@ class PruningResult(Protocol):
 
 def one_to_one(matches: Correspondences, mask: Tensor, logits: Tensor) -> Tensor:
     """[N] bool: the mutual ones among `mask`; where mutuality is unknown, the best of conflicting matches."""
+    matches = matches._as_tensors()
     if matches.mutual is not None:
         return mask & matches.mutual.cpu()
     if matches.K0 is None and matches.image_size0 is None:

@@ -73,7 +73,7 @@ def score_motions(name: str, problems: Sequence[Problem], pruner: Pruner, repeat
         for seed in range(repeats):
             motions = group_motions(matches, kept, seed=seed)
             found.append(len(motions))
-            errors.append(misclassification_error(motions.labels, truth))
+            errors.append(misclassification_error(np.asarray(motions.labels), truth))
     true = float(np.mean([true_motions(truth) for _, truth in problems]))
     return MotionScores(name, true, np.array(found), np.array(errors))
 

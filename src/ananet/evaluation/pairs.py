@@ -254,8 +254,9 @@ def rescaled(matches: Correspondences, longest_side: int) -> Correspondences:
     Without an image size, the principal point is taken as the centre of the image.
     """
     scaled: dict[str, Any] = {}
+    tensors = matches._as_tensors()
     for n in ("0", "1"):
-        K, size, sizes = (getattr(matches, name + n) for name in ("K", "image_size", "keypoint_sizes"))
+        K, size, sizes = (getattr(tensors, name + n) for name in ("K", "image_size", "keypoint_sizes"))
         if size is not None:
             longest = max(size)
         elif K is not None:
@@ -263,7 +264,7 @@ def rescaled(matches: Correspondences, longest_side: int) -> Correspondences:
         else:
             raise InputError("longest_side: expected matches with cameras or image sizes, got neither")
         scale = longest_side / longest
-        points: Tensor = getattr(matches, "points" + n)
+        points: Tensor = getattr(tensors, "points" + n)
         transform = torch.from_numpy(pixel_scaling(scale, scale)).to(points)
         scaled |= {
             "points" + n: points * scale + transform[:2, 2],

@@ -77,6 +77,7 @@ def fingerprint(matches: Correspondences) -> str:
     >>> fingerprint(matches), fingerprint(matches[[1, 0]])
     ('6c3f2c67edc59bf6', '2e63a319eebd39e5')
     """
+    matches = matches._as_tensors()
     points = torch.cat([matches.points0, matches.points1], dim=1).cpu().to(torch.float32).contiguous()
     return hashlib.sha256(points.numpy().tobytes()).hexdigest()[:16]
 

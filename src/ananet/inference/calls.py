@@ -212,9 +212,10 @@ class DeviceCalls:
             alone: whether someone waits for one pair. Its kernels are tiled otherwise than those of a batch, and round
                 otherwise in half precision.
         """
+        pairs = [pair._as_tensors() for pair in pairs]
         for pair in pairs:
-            if not pair.values_are_checked and self._leaves_unread(pair):
-                pair.check_values()
+            if not pair._values_are_checked and self._leaves_unread(pair):
+                pair._check_values()
         if alone and len(pairs) == 1:
             with self._in_turn():
                 return self._send(pairs, Shape(1, bucket(len(pairs[0])), self.channels, alone=True))
@@ -326,8 +327,8 @@ class DeviceCalls:
             if shape.capacity <= MAX_GRAPH:  # the others take much memory, and little of their time to get it
                 self._slots[_next_power_of_2(shape.numbers)].append(slot)
             for pair, flag in zip(sent, flags, strict=True):  # which have to live until now
-                if flag and not pair.values_are_checked:
-                    pair.check_values()
+                if flag and not pair._values_are_checked:
+                    pair._check_values()
             return [on_device.get(n) or _answer(pair, found, *bounds[n]) for n, pair in enumerate(pairs)]
 
         return answers
@@ -489,7 +490,7 @@ def _view(size: tuple[float, float] | None) -> tuple[float, float, float]:
 
 def _cameras_by_size(pair: Correspondences) -> np.ndarray:
     """[18] what stands for K0 and K1 where only the sizes of images are known."""
-    sizes = np.array(pair.sizes_for_cameras())
+    sizes = np.array(pair._sizes_for_cameras())
     return np.concatenate([camera_matrix(*[FOCAL_GUESS * max(size)] * 2, *size / 2).ravel() for size in sizes])
 
 
@@ -522,7 +523,4 @@ def _answer(pair: Correspondences, found: Found, begin: int, end: int) -> Answer
     mask, scores, logits = found.mask[begin:end], found.scores[begin:end], found.logits[begin:end]
     if pair.given_as_numpy and isinstance(mask, np.ndarray):
         return Answer(mask, scores, logits)
-    if pair.given_as_numpy:
-        return Answer(mask.cpu().numpy(), scores.cpu().numpy(), logits.cpu().numpy())
-    device = pair.points0.device
-    return Answer(*(torch.as_tensor(values).to(device) for values in (mask, scores, logits)))
+    return Answer(*(pair._as_given(torch.as_tensor(values)) for values in (mask, scores, logits)))

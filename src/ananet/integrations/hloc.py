@@ -315,8 +315,9 @@ def match_pair(data: Mapping[str, Any], pruner: Pruner) -> dict[str, Tensor]:
                 mutual=found.mutual,
             )
         )
-        partners = torch.where(kept.mask, found.index, partners)
-        scores = torch.where(kept.mask, kept.scores, scores)
+        mask = torch.as_tensor(kept.mask)
+        partners = torch.where(mask, found.index, partners)
+        scores = torch.where(mask, torch.as_tensor(kept.scores), scores)
     if len(points1) > MAX_SIGNED + 1:
         warnings.warn(f"{len(points1)} keypoints: hloc stores indices in 16 bits; use at most 32768", stacklevel=2)
     return {"matches0": partners[None], "matching_scores0": scores[None]}

@@ -25,8 +25,9 @@ def side_channels(side: Sequence[str]) -> int:
 
 def network_input(matches: Correspondences, side: Sequence[str]) -> Tensor:
     """[N x (4 + side channels)] normalised points, then side input; float32 on the matches' device."""
+    matches = matches._as_tensors()
     # In double precision, whatever the points have: what rounds once rounds alike on every device.
-    points = matches.in_double().normalized().float()
+    points = matches._in_double().normalized().float()
     if not side:
         return points
     sizes = matches.normalized_sizes() if "size" in side else None
@@ -43,6 +44,7 @@ def within_view(matches: Correspondences, points: Tensor) -> Tensor:
     Args:
         points: [N x 4] normalised.
     """
+    matches = matches._as_tensors()
     inside = (points.abs() <= MAX_COORDINATE).all(dim=1)
     for pixels, size in ((matches.points0, matches.image_size0), (matches.points1, matches.image_size1)):
         if size is not None:

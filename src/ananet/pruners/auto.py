@@ -50,20 +50,20 @@ class Auto(Pruner):
         return self.chosen(matches).logits(matches)
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
-        return self.start(pairs)()
+        return self._start(pairs)()
 
     @property
-    def streamed_matches(self) -> int:
+    def _streamed_matches(self) -> int:
         return streamed_on(self.device)
 
-    def start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Pruned]]:
-        check_pairs(pairs, values=False)
+    def _start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Pruned]]:
+        pairs = check_pairs(pairs, values=False)
         alone = alone and len(pairs) == 1
         choices = [self.chosen(pair) for pair in pairs]
         waiting = []
         for network in dict.fromkeys(choices):
             numbers = [number for number, choice in enumerate(choices) if choice is network]
-            waiting.append((numbers, network.start([pairs[number] for number in numbers], alone=alone)))
+            waiting.append((numbers, network._start([pairs[number] for number in numbers], alone=alone)))
 
         def wait() -> list[Pruned]:
             answers = {n: answer for numbers, found in waiting for n, answer in zip(numbers, found(), strict=True)}

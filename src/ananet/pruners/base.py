@@ -30,29 +30,28 @@ MAX_LOGIT = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Pruned:
-    """The answer of a pruner: tensors on the points' device if the points were tensors, else numpy arrays."""
+    """A pruner's result: tensors on the points' device if the points were tensors, else numpy arrays."""
 
-    mask: Any
+    mask: np.ndarray | Tensor
     """[N] bool: which matches to keep."""
-    scores: Any
+    scores: np.ndarray | Tensor
     """[N] float32 in [0, 1): how likely each match is right, the sigmoid of its logit."""
-    logits: Any
+    logits: np.ndarray | Tensor
     """[N] float32: the same before the sigmoid, 0 where undecided."""
     pruner: str = ""
     """Name of the pruner; of `auto`, the network that it chose."""
 
     @property
-    def indices(self) -> Any:
+    def indices(self) -> np.ndarray | Tensor:
         """Indices of the kept matches, best first."""
-        if isinstance(self.mask, Tensor):
-            order: Any = torch.argsort(self.logits, descending=True, stable=True)
-        else:
-            order = np.argsort(-self.logits, kind="stable")
-        return order[self.mask[order]]
+        logits, mask = torch.as_tensor(self.logits), torch.as_tensor(self.mask)
+        order = torch.argsort(logits, descending=True, stable=True)
+        found = order[mask[order]]
+        return found if isinstance(self.mask, Tensor) else found.numpy()
 
     def __repr__(self) -> str:
-        whose = f" by {self.pruner}" if self.pruner else ""
-        return f"Pruned({int(self.mask.sum())} of {len(self.mask)} matches kept{whose})"
+        by = f" by {self.pruner}" if self.pruner else ""
+        return f"Pruned({int(self.mask.sum())} of {len(self.mask)} matches kept{by})"
 
 
 class Pruner(ABC):
@@ -68,7 +67,7 @@ class Pruner(ABC):
 
     @abstractmethod
     def logits(self, matches: Correspondences) -> Tensor:
-        """[N] logits of being right, 0 where undecided. N is at least 1."""
+        """[N] logits of being right, 0 where undecided. N is at least 1; attributes of the matches are tensors here."""
 
     def __call__(self, points0: Array | Correspondences, points1: Array | None = None, **given: Any) -> Pruned:
         """Prune one set of matches.
@@ -79,14 +78,14 @@ class Pruner(ABC):
                 `Correspondences`.
         """
         stay_on_one_thread_if_forked()
-        return self.start([as_correspondences(points0, points1, given)], alone=True)()[0]
+        return self._start([as_correspondences(points0, points1, given)], alone=True)()[0]
 
     def __repr__(self) -> str:
         return f"<pruner {self.name}>"
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         """Prune many image pairs, each with its own number of matches."""
-        check_pairs(pairs)
+        pairs = check_pairs(pairs)
         return [answer(pair, self.logits(pair) if len(pair) else pair.points0[:, 0], self) for pair in pairs]
 
     def stream(self, pairs: Iterable[Correspondences]) -> Iterator[Pruned]:
@@ -101,8 +100,8 @@ class Pruner(ABC):
         [[True, False], [True, True]]
         """
         waiting: Callable[[], list[Pruned]] | None = None
-        for some in _together(pairs, self.streamed_matches):
-            started = self.start(some)
+        for some in _together(pairs, self._streamed_matches):
+            started = self._start(some)
             if waiting is not None:
                 yield from waiting()
             waiting = started
@@ -110,11 +109,11 @@ class Pruner(ABC):
             yield from waiting()
 
     @property
-    def streamed_matches(self) -> int:
+    def _streamed_matches(self) -> int:
         """How many matches `stream` prunes at once: those of one pair, unless larger batches are faster."""
         return 1
 
-    def start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Pruned]]:
+    def _start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Pruned]]:
         """Begin what `batch` does; what comes back waits for the answers. Without a GPU they are there already.
 
         Args:
@@ -159,21 +158,26 @@ def as_correspondences(
         if points0 is None or points1 is None:
             missing = "points0" if points0 is None else "points1"
             raise InputError(f"{missing}: expected an array of shape (N, 2), got nothing")
-        return Correspondences.unchecked(points0, points1, **given)
+        return Correspondences._unchecked(points0, points1, **given)
     if points1 is not None or given:
         raise InputError("expected either Correspondences alone or points0 and points1, got both")
     return points0
 
 
-def check_pairs(pairs: Sequence[Correspondences], *, values: bool = True) -> None:
-    """What every `batch` does first; one that finds wrong values by itself leaves them out."""
+def check_pairs(pairs: Sequence[Correspondences], *, values: bool = True) -> list[Correspondences]:
+    """Check the input of `batch`; return it with tensors as attributes.
+
+    Args:
+        values: False if wrong values are found later, by a kernel.
+    """
     stay_on_one_thread_if_forked()
     if not isinstance(pairs, Sequence):
         raise InputError(f"pairs: expected a list of Correspondences, got {type(pairs).__name__}")
     for number, pair in enumerate(pairs):
         _check_pair(number, pair)
-        if values and not pair.values_are_checked:
-            pair.check_values()
+        if values and not pair._values_are_checked:
+            pair._check_values()
+    return [pair._as_tensors() for pair in pairs]
 
 
 def _check_pair(number: int, pair: object) -> None:
@@ -202,12 +206,10 @@ def answer(pair: Correspondences, logits: Tensor, pruner: Pruner) -> Pruned:
     """A pruner's logits as its answer, in numpy if the pair came as numpy; what lies above its decision is kept."""
     decision = pruner.decision
     # Coordinates beyond all reason can overflow a network: such a match is undecided, and so not kept.
-    logits = torch.nan_to_num(logits.detach().to(pair.points0.device, torch.float32), nan=decision)
+    logits = torch.nan_to_num(logits.detach().to(torch.float32), nan=decision)
     # A sigmoid reaches 1 in float32; a probability should not.
     scores = logits.sigmoid().clamp(max=1 - 2.0**-24)
-    mask = logits > decision
-    if pair.given_as_numpy:
-        return Pruned(mask.cpu().numpy(), scores.cpu().numpy(), logits.cpu().numpy(), pruner.name)
+    mask, scores, logits = map(pair._as_given, (logits > decision, scores, logits))
     return Pruned(mask, scores, logits, pruner.name)
 
 

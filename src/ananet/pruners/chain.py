@@ -26,15 +26,15 @@ class Chain(Pruner):
         return torch.as_tensor(self.batch([matches])[0].logits)
 
     @property
-    def streamed_matches(self) -> int:
-        return max(pruner.streamed_matches for pruner in self.pruners)
+    def _streamed_matches(self) -> int:
+        return max(pruner._streamed_matches for pruner in self.pruners)
 
     def warm_up(self, matches: Sequence[int] = USUAL_MATCHES, progress: Progress | None = None) -> None:
         for pruner in self.pruners:
             pruner.warm_up(matches, progress)
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
-        check_pairs(pairs)
+        pairs = check_pairs(pairs)
         first, *others = self.pruners
         answers = first.batch(pairs)
         logits = [torch.as_tensor(answer.logits) for answer in answers]

@@ -100,22 +100,22 @@ class LearnedPruner(Pruner):
         return self._logits([matches], self.progress)[0]
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
-        return self.start(pairs)()
+        return self._start(pairs)()
 
     @property
-    def streamed_matches(self) -> int:
+    def _streamed_matches(self) -> int:
         return streamed_on(self.device)
 
-    def start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Pruned]]:
+    def _start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Pruned]]:
         if self.calls is None:
             answers = self._batch(pairs)
             return lambda: answers
-        check_pairs(pairs, values=False)
+        pairs = check_pairs(pairs, values=False)
         # Where there is nothing to score, cameras or sizes may be missing too.
         scored = [number for number, pair in enumerate(pairs) if len(pair)]
         for pair in pairs:
-            if not len(pair) and not pair.values_are_checked:
-                pair.check_values()
+            if not len(pair) and not pair._values_are_checked:
+                pair._check_values()
         alone = alone and len(pairs) == 1
         waiting = self.calls.start([pairs[number] for number in scored], alone=alone) if scored else list
 
@@ -139,7 +139,7 @@ class LearnedPruner(Pruner):
 
     def _batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         """The plain road."""
-        check_pairs(pairs)
+        pairs = check_pairs(pairs)
         # Where there is nothing to score, cameras or sizes may be missing too.
         empty = {number: pair for number, pair in enumerate(pairs) if len(pair) == 0}
         answers = {number: answer(pair, pair.points0[:, 0], self) for number, pair in empty.items()}

@@ -36,11 +36,12 @@ class RobustPruner(Pruner):
 
     def _fundamental(self, matches: Correspondences) -> Tensor | None:
         if matches.K0 is None or matches.K1 is None:
-            return self.estimator.fundamental(matches)
+            F = self.estimator.fundamental(matches)
+            return None if F is None else torch.as_tensor(F).cpu()
         pose = self.estimator.pose(matches)
         if pose is None:
             return None
-        E = geometry.essential_from_pose(torch.from_numpy(pose.R), torch.from_numpy(pose.t))
+        E = geometry.essential_from_pose(torch.as_tensor(pose.R).cpu(), torch.as_tensor(pose.t).cpu())
         return geometry.fundamental_from_essential(E, matches.K0.double().cpu(), matches.K1.double().cpu())
 
 

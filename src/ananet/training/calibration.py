@@ -40,8 +40,8 @@ def labels(pairs: Iterable[LabelledPair], inlier_distance: float = INLIER_DISTAN
 def score(answers: Sequence[Pruned], inliers: Sequence[np.ndarray]) -> dict[str, float]:
     """Precision, recall, F1 and average precision, each the mean over pairs."""
     rows = [
-        (*precision_recall_f1(answer.mask, inlier), average_precision(answer.logits, inlier))
-        for answer, inlier in zip(answers, inliers, strict=True)
+        (*precision_recall_f1(np.asarray(kept.mask), inlier), average_precision(np.asarray(kept.logits), inlier))
+        for kept, inlier in zip(answers, inliers, strict=True)
     ]
     return dict(zip(("precision", "recall", "f1", "average_precision"), np.mean(rows, axis=0).tolist(), strict=True))
 

@@ -64,7 +64,7 @@ class KeypointRefinement:
         """Numbers of both keypoints of every match, counted over all photos."""
         if matches.indices is None:
             raise InputError("matches: expected the indices of their keypoints, got none")
-        indices = matches.indices.cpu().numpy()
+        indices = matches._as_tensors().indices.cpu().numpy()
         numbers = []
         for name, photo, of_photo in (("photo0", photo0, indices[:, 0]), ("photo1", photo1, indices[:, 1])):
             photo = check_whole_number(name, photo, 0, len(self.counts) - 1)

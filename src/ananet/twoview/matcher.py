@@ -211,7 +211,7 @@ class PhotoMatcher:
         matches = self.matcher(photo0.features, photo1.features, K0=scaled[0], K1=scaled[1])
         tensor = next((source for source in sources if isinstance(source, torch.Tensor)), None)
         if tensor is not None:
-            matches = matches.replace(given_as_numpy=False).to(tensor.device)
+            matches = matches.to(tensor.device)
         watch.lap("match")
         kept = self.pruner(matches)
         watch.lap("prune")
@@ -221,8 +221,8 @@ class PhotoMatcher:
         refined = None
         if self.refine:
             refined = self._refine(sources, matches[kept.mask])
-            points1 = matches.points1.clone()
-            points1[torch.as_tensor(kept.mask)] = refined.matches.points1
+            points1 = torch.as_tensor(matches.points1).clone()
+            points1[torch.as_tensor(kept.mask)] = torch.as_tensor(refined.matches.points1)
             matches = matches.replace(points1=points1)
             refined = replace(refined, matches=_in_own_pixels(refined.matches, photo0, photo1))
             watch.lap("refine")
@@ -399,12 +399,13 @@ def _submit(pool: ThreadPoolExecutor | None, function: Callable[..., Loaded], *a
 def _in_own_pixels(matches: Correspondences, photo0: PreparedPhoto, photo1: PreparedPhoto) -> Correspondences:
     """Matches of scaled photos in pixels of the photos as given."""
     values: dict[str, Any] = {}
+    tensors = matches._as_tensors()
     for number, photo in enumerate((photo0, photo1)):
         if photo.size == photo.features.image_size:
             continue
         back = np.linalg.inv(photo.scaling)
-        points, K = getattr(matches, f"points{number}"), getattr(matches, f"K{number}")
-        sizes = getattr(matches, f"keypoint_sizes{number}")
+        points, K = getattr(tensors, f"points{number}"), getattr(tensors, f"K{number}")
+        sizes = getattr(tensors, f"keypoint_sizes{number}")
         matrix = torch.from_numpy(back).to(points)
         values |= {
             f"points{number}": points * matrix[[0, 1], [0, 1]] + matrix[:2, 2],

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ananet._util.defaults import DISTINCTIVE_RATIO
 from ananet.core import geometry
@@ -83,7 +84,8 @@ def check_overlap(matches: Correspondences, mask: Any, neighbours: Correspondenc
         neighbours: nearest neighbours by descriptor, which are counted instead if the matches come from a matcher that
             looks at positions: those agree with a geometry more often than chance explains.
     """
-    tested = matches if neighbours is None else neighbours
+    matches = matches._as_tensors()
+    tested = matches if neighbours is None else neighbours._as_tensors()
     if tested.image_size1 is None or tested.ratio is None or tested.mutual is None:
         raise InputError("matches: the overlap test expects image_size0, image_size1, ratio and mutual, got less")
     order = _distinct_best_first(tested)
@@ -98,7 +100,8 @@ def check_overlap(matches: Correspondences, mask: Any, neighbours: Correspondenc
         F = estimate_fundamental(fitted, "magsac", threshold=THRESHOLD_PIXELS)
         if F is None:
             continue
-        distance = geometry.epipolar_distance(tested.points0.double().cpu(), tested.points1.double().cpu(), F)
+        points0, points1 = (points.double().cpu() for points in (tested.points0, tested.points1))
+        distance = geometry.epipolar_distance(points0, points1, torch.as_tensor(F).cpu())
         agrees = (distance < THRESHOLD_PIXELS).numpy()[order]
         log10_nfa = min(log10_false_alarms(n, int(agrees[:n].sum()), chance) for n in subsets)
         log10_nfa += math.log10(2 * len(subsets))
@@ -107,7 +110,7 @@ def check_overlap(matches: Correspondences, mask: Any, neighbours: Correspondenc
     return best
 
 
-def measure_parallax(matches: Correspondences, R: np.ndarray, noise: float) -> float:
+def measure_parallax(matches: Correspondences, R: np.ndarray | Tensor, noise: float) -> float:
     """Degrees between the rays of a match once the rotation between the cameras is undone, median over the matches.
 
     Through a long lens, a small turn and a small shift look alike, and a camera that stood still is given some of
@@ -120,7 +123,7 @@ def measure_parallax(matches: Correspondences, R: np.ndarray, noise: float) -> f
     """
     if len(matches) == 0:
         return 0.0
-    rays = matches.normalized().double().cpu()
+    rays = matches._as_tensors().normalized().double().cpu()
     rays0, rays1 = (
         geometry.homogeneous(part) / geometry.homogeneous(part).norm(dim=1, keepdim=True)
         for part in (rays[:, :2], rays[:, 2:])
@@ -129,7 +132,7 @@ def measure_parallax(matches: Correspondences, R: np.ndarray, noise: float) -> f
     U, _, Vt = torch.linalg.svd(rays1.T @ rays0)
     U[:, 2] *= torch.linalg.det(U @ Vt).sign()
     about_pose, about_best = (
-        float((rays1 - rays0 @ rotation.T).norm(dim=1).median()) for rotation in (torch.from_numpy(R), U @ Vt)
+        float((rays1 - rays0 @ rotation.T).norm(dim=1).median()) for rotation in (torch.as_tensor(R).cpu(), U @ Vt)
     )
     chord = min(about_pose, about_best) if about_best < noise else about_pose
     return math.degrees(2 * math.asin(min(chord / 2, 1.0)))

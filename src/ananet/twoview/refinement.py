@@ -54,9 +54,9 @@ class Refined:
 
     matches: Correspondences
     """The matches, in the same order, with corrected second points."""
-    correlation: Any
+    correlation: np.ndarray | Tensor
     """[N] float32 in [-1, 1] of the patches after alignment; 0 if they are flat or leave the photo."""
-    aligned: Any
+    aligned: np.ndarray | Tensor
     """[N] bool: matches with corrected second points. The others are unchanged."""
 
     def __repr__(self) -> str:
@@ -79,12 +79,9 @@ def refine(
     """
     check_input(image0, image1, matches)
     found = Alignment(image0, image1, matches.to(choose_device(device)))
-    back = matches.points1.device
-    moved = matches.replace(points1=matches.points1 + found.shift.to(matches.points1))
-    correlation, aligned = found.correlation.to(back), found.aligned.to(back)
-    if matches.given_as_numpy:
-        return Refined(moved, correlation.cpu().numpy(), aligned.cpu().numpy())
-    return Refined(moved, correlation, aligned)
+    points1 = torch.as_tensor(matches.points1)
+    moved = matches.replace(points1=points1 + found.shift.to(points1))
+    return Refined(moved, matches._as_given(found.correlation), matches._as_given(found.aligned))
 
 
 class Alignment:

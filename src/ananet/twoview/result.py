@@ -181,7 +181,7 @@ class PhotoMatches:
         if self.pose is not None:
             arrays |= {"R": _numpy(self.pose.R), "t": _numpy(self.pose.t)}
         if self.motions is not None:
-            arrays["motions"] = self.motions.labels
+            arrays["motions"] = _numpy(self.motions.labels)
         return arrays
 
     def save(self, path: str | Path) -> None:
@@ -224,7 +224,7 @@ class PhotoMatches:
         mask = _numpy(self.kept.mask)
         if self.motions is not None:
             caption += f", motions: {len(self.motions)}"
-            picture = draw_motions(panels[0], panels[1], points0, points1, self.motions.labels, caption)
+            picture = draw_motions(panels[0], panels[1], points0, points1, _numpy(self.motions.labels), caption)
         else:
             inliers = None if self.pose is None else _numpy(self.pose.inliers)
             picture = draw_matches(

@@ -34,7 +34,7 @@ def test_one_case(tmp_path: Path) -> None:
     assert pair.matches.image_size0 == (40, 30) and pair.matches.image_size1 == (60, 50)
     assert pair.matches.points1.tolist() == [[10, 20], [30.9, 40], [10, 20], [71.1, 80]]
     expected = (torch.tensor([1.0, 2.0]) - torch.tensor([20.0, 15.0])) / (0.7 * 40)
-    torch.testing.assert_close(pair.matches.normalized()[0, :2].float(), expected)
+    torch.testing.assert_close(pair.matches._as_tensors().normalized()[0, :2].float(), expected)
     assert pair.paths is not None and [path.name for path in pair.paths] == ["B.JPG", "C.jpg"]
 
 

@@ -76,7 +76,7 @@ def test_reads_what_oanet_writes(tmp_path: Path) -> None:
         for index, pair in enumerate(dump):
             assert pair.name == str(index)
             assert pair.distance is not None and pair.R is not None and pair.t is not None
-            np.testing.assert_allclose(pair.matches.normalized().numpy(), written["xs"][index][0], atol=1e-12)
+            np.testing.assert_allclose(pair.matches.normalized(), written["xs"][index][0], atol=1e-12)
             np.testing.assert_array_equal(pair.distance.numpy(), written["ys"][index][:, 0])
             np.testing.assert_array_equal(pair.matches.K1, K1)
             assert pair.inlier[: COUNT // 2].all()
@@ -88,7 +88,7 @@ def test_points_are_pixels(tmp_path: Path) -> None:
     written = write_by_hand(tmp_path / "dump.hdf5")
     pair = OANetDump(tmp_path / "dump.hdf5")[0]
     expected = written["xs"][0][0, :, :2] * [500, 510] + [321, 239]
-    np.testing.assert_allclose(pair.matches.points0.numpy(), expected, atol=1e-3)
+    np.testing.assert_allclose(pair.matches.points0, expected, atol=1e-3)
 
 
 def test_distances_are_those_of_the_pose(tmp_path: Path) -> None:

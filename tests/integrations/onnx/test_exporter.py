@@ -61,7 +61,7 @@ def some_matches(count, seed=0):
     """Two fifths right, and every eighth sharing its second point with another."""
     matches = make_problem(count * 2 // 5, count - count * 2 // 5, seed=seed).matches
     shared = count // 8
-    points1 = matches.points1.clone()
+    points1 = matches.points1.copy()
     points1[:shared] = points1[shared : 2 * shared]
     generator = torch.Generator().manual_seed(seed)
     sizes, angles = torch.rand(2, count, generator=generator) * 20 + 2, torch.rand(2, count, generator=generator) * 6
@@ -70,7 +70,7 @@ def some_matches(count, seed=0):
 
 
 def inputs(pairs, session):
-    feed = {"matches": np.stack([pair.normalized().float().numpy() for pair in pairs])}
+    feed = {"matches": np.stack([pair._as_tensors().normalized().float().numpy() for pair in pairs])}
     if len(session.get_inputs()) > 1:
         feed["side"] = np.stack([side_numbers(pair) for pair in pairs])
     return feed
@@ -98,12 +98,12 @@ def test_the_same_masks(name, count, batch, files, pruners):
 
 def test_padding_and_matches_out_of_view_take_no_part(files, pruners):
     pair = some_matches(200)
-    points = pair.points0.clone()
+    points = pair.points0.copy()
     points[17] = 65535.0
     pair = pair.replace(points0=points)
     session = opened(files["ananet"])
     padded = np.full((1, 230, 4), np.nan, np.float32)
-    padded[0, :200] = pair.normalized().float().numpy()
+    padded[0, :200] = pair._as_tensors().normalized().float().numpy()
     logits, _, mask = session.run(["logits", "scores", "mask"], {"matches": padded})
     expected = pruners["ananet"](pair)
     np.testing.assert_array_equal(mask[0, :200], np.asarray(expected.mask))
@@ -166,7 +166,7 @@ def test_doubt_as_elsewhere(odds):
 
 
 def test_side_channels_as_elsewhere():
-    pair = some_matches(50)
+    pair = some_matches(50)._as_tensors()
     numbers = torch.from_numpy(side_numbers(pair))[None]
     expected = side_input(SIDE, pair.ratio, pair.ratio, pair.mutual, pair.normalized_sizes(), pair.angles())
     torch.testing.assert_close(side_channels(SIDE, numbers)[0], expected)

@@ -77,10 +77,10 @@ def test_three_motions(three):
 def test_models_explain_their_matches(three):
     points0, points1, _ = three
     matches = Correspondences(points0, points1, **SIZE)
-    motions = group_motions(matches)
+    motions = group_motions(matches.to("cpu"))
     for number, motion in enumerate(motions.motions):
-        own = torch.from_numpy(motions.labels == number)
-        distance = geometry.sampson_distance(matches.points0[own], matches.points1[own], torch.from_numpy(motion.model))
+        own = matches[motions.labels == number].to("cpu")
+        distance = geometry.sampson_distance(own.points0, own.points1, motion.model)
         assert distance.median() < 0.5
 
 
@@ -88,7 +88,7 @@ def test_cameras_make_the_models_essential(three):
     points0, points1, _ = three
     matches = Correspondences(points0, points1, K0=K, K1=K)
     motions = group_motions(matches)
-    rays = matches.normalized()
+    rays = matches._as_tensors().normalized()
     for number, motion in enumerate(motions.motions):
         assert motion.kind == "essential"
         values = np.linalg.svd(motion.model)[1]
@@ -107,11 +107,12 @@ def test_the_same_seed_gives_the_same_answer(three):
         np.testing.assert_array_equal(one.model, other.model)
 
 
-def test_tensors_in_numpy_out(three):
+def test_tensors_in_tensors_out(three):
     points0, points1, _ = three
     plain = group_motions(Correspondences(points0, points1))
     tensors = group_motions(Correspondences(torch.from_numpy(points0), torch.from_numpy(points1)))
-    assert isinstance(tensors.labels, np.ndarray)
+    assert isinstance(plain.labels, np.ndarray) and isinstance(tensors.labels, torch.Tensor)
+    assert all(isinstance(motion.model, torch.Tensor) for motion in tensors.motions)
     np.testing.assert_array_equal(plain.labels, tensors.labels)
 
 
@@ -126,9 +127,8 @@ def test_what_was_not_kept_follows_nothing(three):
     matches = Correspondences(points0, points1, **SIZE)
     mask = truth != 2
     logits = np.where(mask, 3.0, -3.0).astype(np.float32)
-    given = [{"mask": each} for each in (mask, torch.from_numpy(mask), mask.tolist())]
-    for arguments in (*given, {"kept": Pruned(mask, logits, logits)}):
-        motions = group_motions(matches, **arguments)
+    for kept in (mask, torch.from_numpy(mask), mask.tolist(), Pruned(mask, logits, logits)):
+        motions = group_motions(matches, kept)
         assert len(motions) == 2
         assert (motions.labels[~mask] == -1).all()
 
@@ -272,11 +272,8 @@ def test_as_plain_numbers(three):
     ("change", "message"),
     [
         ({"matches": 3}, "matches: expected Correspondences, got int"),
-        ({"mask": np.ones(3, bool)}, "mask: expected 2 bool, got bool of shape"),
-        ({"mask": np.ones(2)}, "mask: expected 2 bool, got float64"),
-        ({"kept": np.ones(2, bool)}, "kept: expected a pruner's result, .* got ndarray; pass a bool array as mask"),
-        ({"kept": Pruned(np.ones(3, bool), np.ones(2), np.ones(2))}, "kept: expected 2 bool"),
-        ({"kept": Pruned(np.ones(2, bool), np.ones(2), np.ones(2)), "mask": [True, True]}, "either kept or mask"),
+        ({"kept": np.ones(3, bool)}, "kept: expected a pruner's answer on these 2 matches"),
+        ({"kept": np.ones(2)}, "kept: expected .* got float64"),
         ({"kept": Pruned(np.ones(2, bool), np.ones(3), np.ones(3))}, "kept: expected 2 logits"),
         ({"seed": -1}, "seed: expected a whole number of at least 0, got -1"),
         ({"seed": 0.5}, "seed: expected a whole number"),

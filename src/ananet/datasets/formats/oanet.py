@@ -126,8 +126,8 @@ class OANetDump(StoredPairs):
         K0, K1 = (camera_matrix(*values[f"f{n}s"], *values[f"cx{n}s"], *values[f"cy{n}s"]) for n in (1, 2))
         rays = values["xs"].reshape(count, 4)
         matches = Correspondences(
-            torch.from_numpy(project(rays[:, :2], K0)),
-            torch.from_numpy(project(rays[:, 2:], K1)),
+            project(rays[:, :2], K0),
+            project(rays[:, 2:], K1),
             K0=K0,
             K1=K1,
             # Two equal descriptors in the second image make 0 / 0: as doubtful as can be.
@@ -162,7 +162,7 @@ def write_oanet_dump(path: str | Path, pairs: Iterable[LabelledPair]) -> None:
 
 
 def _dump_values(pair: LabelledPair) -> dict[str, np.ndarray]:
-    matches = pair.matches
+    matches = pair.matches._as_tensors()
 
     def given(name: str, value: Tensor | None) -> np.ndarray:
         if value is None:
