@@ -9,13 +9,15 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/ananet demo -o demo.png
 
-# One process per core. For one file, or a debugger: .venv/bin/python -m pytest tests/io
+# One process per core, each with a run of neighbouring tests, which share fixtures.
+PARALLEL := --numprocesses=auto --dist=worksteal
+# For one file, or a debugger: .venv/bin/python -m pytest tests/io
 test: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest --numprocesses=auto $(PYTEST)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
 
 # The same, and how much of the package the tests run; fails below the floor in pyproject.toml.
 coverage: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest --numprocesses=auto --cov $(PYTEST)
+	$(BIN)/python -m pytest $(PARALLEL) --cov $(PYTEST)
 
 # The site, in site/. A link, an anchor or a name of the reference that leads nowhere fails.
 docs: $(VENV)/.docs-installed

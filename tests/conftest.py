@@ -1,6 +1,11 @@
 """Two-view problems with known truth, for every test that needs one."""
 
+import os
 from dataclasses import dataclass
+
+# Before torch reads it: with one process per core, more threads only wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Before torch, since it sets how threads wait for each other.
 import ananet  # noqa: F401
@@ -15,6 +20,13 @@ from ananet.core.geometry import essential_from_pose
 
 # Importing it makes its toys known, which is for the test that asks for them to do.
 collect_ignore = ["toys.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 @dataclass

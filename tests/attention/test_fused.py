@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["attention/interpreted", "inference/interpreted", "inference/interpreted_calls"])
 def test_kernels_in_the_interpreter(file):
     pytest.importorskip("triton")

@@ -2,18 +2,23 @@ import json
 
 import pytest
 
+from ananet.networks import ANANet, ANANetSettings, save_network
+
 pytest.importorskip("onnxscript")
 onnx = pytest.importorskip("onnx")
 
 
 def test_export(tmp_path, run):
-    code, out, _ = run("export", "ananet-small@threshold=0.7", "-o", tmp_path / "small.onnx", "--json")
+    # Of a network that takes seconds instead of half a minute.
+    weights = tmp_path / "tiny.safetensors"
+    save_network(weights, ANANet(ANANetSettings(blocks=1, width=32, heads=2)))
+    code, out, _ = run("export", f"{weights}@threshold=0.7", "-o", tmp_path / "small.onnx", "--json")
     assert code == 0
     result = json.loads(out)
     assert result["bytes"] == (tmp_path / "small.onnx").stat().st_size
     assert float(result["metadata"]["threshold"]) == pytest.approx(0.7)
     onnx.checker.check_model(onnx.load(tmp_path / "small.onnx"))
-    assert [path.name for path in tmp_path.iterdir()] == ["small.onnx"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.onnx", "tiny.safetensors"]
 
 
 def test_wrong_arguments(tmp_path, run):

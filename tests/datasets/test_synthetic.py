@@ -175,7 +175,7 @@ def test_batch_size_is_checked() -> None:
         make(0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_on_a_gpu() -> None:
     batch = synthesize(8, torch.Generator("cuda").manual_seed(0), STATIC)
     assert batch.matches.is_cuda and torch.isfinite(batch.matches).all()

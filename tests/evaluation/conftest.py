@@ -1,5 +1,7 @@
 """A small world to evaluate on: photos of a textured plane and box with exact cameras, in every form a source has."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ananet.evaluation import Evaluation, evaluate
+from ananet.evaluation import Evaluation, evaluate, runner
 from ananet.networks import ANANet, ANANetSettings, save_network
 
 SIZE = (320, 240)
@@ -71,6 +73,18 @@ def world(tmp_path_factory) -> World:
     weights = folder / "tiny.safetensors"
     save_network(weights, ANANet(ANANetSettings(blocks=2, width=32, heads=2)))
     return World(folder / "scenes", weights)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch) -> None:
+    """Workers are a thread: processes take seconds to start."""
+
+    @contextmanager
+    def worker_pool(_workers, initializer, *arguments):
+        with ThreadPoolExecutor(1, initializer=initializer, initargs=arguments) as pool:
+            yield pool
+
+    monkeypatch.setattr(runner, "worker_pool", worker_pool)
 
 
 @pytest.fixture(scope="session")

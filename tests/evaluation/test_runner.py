@@ -72,6 +72,7 @@ def test_evaluate(world, tmp_path, capsys):
     assert code == 2 and "all.safetensors is stale: its match settings was" in err
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_stopped_evaluation_goes_on_where_it_stopped(world, tmp_path, monkeypatch):
     pruners = ["mutual", str(world.weights)]
 
@@ -131,6 +132,7 @@ def test_a_killed_evaluation_goes_on_with_its_parts(world, tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["all.safetensors", "mutual.safetensors"]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_predictions_of_other_matches_are_refused(world, tmp_path):
     settings = MatchSettings(max_keypoints=100)
     evaluate(world.folder, ["all"], prediction_folder=tmp_path, **QUICK)
@@ -149,6 +151,7 @@ def test_predictions_of_other_matches_are_refused(world, tmp_path):
         evaluate(other, "all", prediction_folder=tmp_path, **QUICK)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_networks_on_another_device_prune_many_pairs_at_once(world, tmp_path, monkeypatch):
     """The road of a GPU, on a CPU: this process prunes, workers read and score."""
     pruners = ["ratio", str(world.weights)]
@@ -187,6 +190,7 @@ def test_an_evaluation_knows_its_matches(evaluation):
     json.dumps(written, allow_nan=False)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_several_estimators_with_options_score_the_same_matches(world):
     pytest.importorskip("poselib")
     names = ("magsac", "poselib@loss=cauchy@loss_scale=0.25")
