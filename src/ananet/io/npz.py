@@ -168,7 +168,8 @@ def _read_array(path: Path, name: str, archive: zipfile.ZipFile, info: zipfile.Z
         # The checksum is compared once the end is reached.
         if len(data) != size or entry.read(1):
             raise InputError(f"{label}: expected {size:,} bytes of data, got {'fewer' if len(data) < size else 'more'}")
-    return np.frombuffer(data, kind).reshape(shape, order="F" if in_columns else "C")
+    # A bytearray is writable, as torch wants it.
+    return np.frombuffer(bytearray(data), kind).reshape(shape, order="F" if in_columns else "C")
 
 
 def _read_header(entry: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
