@@ -289,8 +289,8 @@ def test_an_example_with_cameras(page):
     found: dict = {}
     exec(page.evaluate("navigator.clipboard.readText()"), found)
     pose = page.evaluate("answer.pose")
-    np.testing.assert_allclose(found["R"], pose["R"], atol=1e-8)
-    np.testing.assert_allclose(found["t"], pose["t"], atol=1e-8)
+    np.testing.assert_allclose(found["R"], pose["R"], atol=1e-6)
+    np.testing.assert_allclose(found["t"], pose["t"], atol=1e-6)
 
 
 def test_an_old_result_is_dimmed_while_the_next_one_is_made(page, folder):
@@ -358,7 +358,9 @@ def test_a_phone(browser, address, folder, scheme):
     context = browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True, color_scheme=scheme)
     page = context.new_page()
     page.goto(address)
+    page.fill("#focal", "1000")
     send(page, folder / "0.jpg", folder / "1.jpg")
+    page.click("#matrices summary")
     # Nothing sticks out to the side, and the photos lie one above the other.
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     box = page.locator("#canvas").bounding_box()

@@ -192,7 +192,7 @@ function show() {
 
 // Valid in Python and JavaScript.
 function matrices({ R, t }) {
-  const row = (values) => `[${values.map((value) => value.toFixed(8).padStart(11)).join(", ")}]`;
+  const row = (values) => `[${values.map((value) => value.toFixed(6).padStart(9)).join(", ")}]`;
   return `R = [${R.map(row).join(",\n     ")}]\nt = ${row(t)}`;
 }
 
