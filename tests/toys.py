@@ -14,7 +14,7 @@ from ananet.core import geometry
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.sources import SOURCES, StoredPairs
 from ananet.estimators import ESTIMATORS, Estimator
-from ananet.features import DETECTORS, Detector, Features
+from ananet.features import DETECTORS, Features, ImageDetector
 from ananet.networks import NETWORKS, Network, NetworkSettings
 from ananet.networks.base import rescale_linear
 from ananet.pruners import CLASSICAL, Pruner
@@ -56,7 +56,7 @@ class ToyNetwork(Network):
 
 
 @DETECTORS.add
-class GridDetector(Detector):
+class GridDetector(ImageDetector):
     """Keypoints on a grid, described by the pixels around them."""
 
     name = "grid"

@@ -12,7 +12,15 @@ from typing import Any
 
 LIST = Path(__file__).parents[1] / "tests" / "public_api.json"
 # Modules whose `__all__` users build on.
-MODULES = ("ananet", "ananet.estimators", "ananet.features", "ananet.networks", "ananet.pruners", "ananet.attention")
+MODULES = (
+    "ananet",
+    "ananet.datasets",
+    "ananet.estimators",
+    "ananet.features",
+    "ananet.networks",
+    "ananet.pruners",
+    "ananet.attention",
+)
 
 
 def public_api() -> dict[str, Any]:

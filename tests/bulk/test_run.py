@@ -188,7 +188,7 @@ def test_photos(tmp_path):
     stored = sorted(path.relative_to(output / "features").as_posix() for path in output.rglob("*.npz"))
     assert stored == ["a.png.npz", "b.png.npz", "bad.png.npz", "more/c.png.npz"]
     detector = load_detector(f"stored@path={output / 'features'}")
-    found = detector.detect_file(folder / "a.png", cv2.imread(str(folder / "a.png")))
+    found = detector.detect(cv2.imread(str(folder / "a.png")), folder / "a.png")
     np.testing.assert_array_equal(found.points, expected.features0.points)
 
 

@@ -11,7 +11,7 @@ from ananet.core.cameras import rotate_axes, rotate_camera, undistort_points
 from ananet.datasets.base import LabelledPair, PosedImage, PosedPair
 from ananet.datasets.photos import photo_features, read_posed_image
 from ananet.errors import InputError
-from ananet.features import Detector, Features, load_detector, match
+from ananet.features import Features, ImageDetector, load_detector, match
 
 K = np.array([[300.0, 0, 161], [0, 310, 118], [0, 0, 1]])
 R, _ = cv2.Rodrigues(np.array([0.05, -0.2, 0.1]))
@@ -56,7 +56,7 @@ def right_among_the_sure(pair: LabelledPair) -> float:
     return float(pair.inlier[sure].float().mean())
 
 
-class Corners(Detector):
+class Corners(ImageDetector):
     """Keypoints at fixed places of whatever image it gets."""
 
     name = "corners"

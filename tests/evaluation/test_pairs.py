@@ -193,8 +193,8 @@ def test_the_device_reaches_detector_and_matcher(world, monkeypatch):
     def noting(load):
         return lambda *names, device, **options: asked.append(device) or load(*names, device="cpu", **options)
 
-    for name in ("load_detector", "load_matcher"):
-        monkeypatch.setattr(f"ananet.evaluation.pairs.{name}", noting(getattr(ananet.features, name)))
+    for module, name in (("datasets.photos", "load_detector"), ("evaluation.pairs", "load_matcher")):
+        monkeypatch.setattr(f"ananet.{module}.{name}", noting(getattr(ananet.features, name)))
     settings = MatchSettings()
     assert asked == ["cpu", "cpu"], "to check them is nothing for a GPU"
     pairs = open_pairs(open_source(world.folder), settings, device="cuda:1")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ananet import InputError
-from ananet.features import Detector, Features, load_detector
+from ananet.features import Features, ImageDetector, load_detector
 from tests.photos import photo
 
 
@@ -54,7 +54,7 @@ def test_some_of_the_features():
 
 
 def test_a_detector_of_ones_own_says_its_name():
-    class Nothing(Detector):
+    class Nothing(ImageDetector):
         name = "nothing"
 
         def extract(self, image):
@@ -89,4 +89,4 @@ def test_features_that_do_not_belong_together_are_told():
 
 def test_a_file_makes_no_difference_to_a_detector(tmp_path):
     detector = load_detector("sift", max_keypoints=20)
-    np.testing.assert_array_equal(detector.detect_file(tmp_path, photo()).points, detector.detect(photo()).points)
+    np.testing.assert_array_equal(detector.detect(photo(), tmp_path).points, detector.detect(photo()).points)

@@ -38,11 +38,11 @@ def test_a_folder_of_arrays(name, sift, tmp_path):
     save(tmp_path / "features" / name, **as_arrays(sift))
     stored = load_detector(f"stored@path={tmp_path / 'features'}")
     assert isinstance(stored, StoredFeatures)
-    assert_same(stored.detect_file(photo_path, IMAGE), sift)
-    few = load_detector("stored", path=tmp_path / "features", max_keypoints=10).detect_file(photo_path, IMAGE)
+    assert_same(stored.detect(IMAGE, photo_path), sift)
+    few = load_detector("stored", path=tmp_path / "features", max_keypoints=10).detect(IMAGE, photo_path)
     assert_same(few, sift[:10])
     with pytest.raises(InputError, match=r"b\.jpg: no features of it in .*features"):
-        stored.detect_file(tmp_path / "b.jpg", IMAGE)
+        stored.detect(IMAGE, tmp_path / "b.jpg")
 
 
 def test_the_longest_name_counts(sift, tmp_path):
@@ -50,10 +50,10 @@ def test_the_longest_name_counts(sift, tmp_path):
     save(tmp_path / "one/a.npz", **as_arrays(sift[:7]))
     stored = load_detector("stored", path=tmp_path)
     from_one = tmp_path / "photos/one/a.jpg"
-    assert len(stored.detect_file(from_one, IMAGE)) == 7
-    assert len(stored.detect_file(tmp_path / "photos/two/a.jpg", IMAGE)) == 5
+    assert len(stored.detect(IMAGE, from_one)) == 7
+    assert len(stored.detect(IMAGE, tmp_path / "photos/two/a.jpg")) == 5
     with pytest.raises(InputError, match=r"a\.npz would be the features of both .*two/a\.jpg and .*three/a\.jpg"):
-        stored.detect_file(tmp_path / "photos/three/a.jpg", IMAGE)
+        stored.detect(IMAGE, tmp_path / "photos/three/a.jpg")
 
 
 def test_hlocs_file(sift, tmp_path):
@@ -66,7 +66,7 @@ def test_hlocs_file(sift, tmp_path):
         group["scores"] = sift.scores[order]
         group["image_size"] = np.array(sift.image_size)
     stored = load_detector("stored", path=tmp_path / "features.h5", max_keypoints=30)
-    found = stored.detect_file(tmp_path / "images/a.jpg", IMAGE)
+    found = stored.detect(IMAGE, tmp_path / "images/a.jpg")
     # The strongest first, though they were stored otherwise.
     np.testing.assert_allclose(found.scores, sift.scores[:30])
     np.testing.assert_allclose(found.descriptors.sum(0), sift.descriptors[:30].sum(0), atol=0.02)
@@ -76,21 +76,19 @@ def test_hlocs_file(sift, tmp_path):
 def test_points_follow_the_size_of_the_photo(sift, tmp_path):
     save(tmp_path / "a.npz", **as_arrays(sift))
     stored = load_detector("stored", path=tmp_path)
-    half = stored.detect_file(tmp_path / "a.jpg", IMAGE[::2, ::2])
+    half = stored.detect(IMAGE[::2, ::2], tmp_path / "a.jpg")
     np.testing.assert_allclose(half.points, sift.points / 2 - 0.25, atol=1e-4)
     np.testing.assert_allclose(half.sizes, sift.sizes / 2, atol=1e-4)
     assert half.image_size == (160, 120)
     save(tmp_path / "b.npz", points=sift.points, descriptors=sift.descriptors)
-    np.testing.assert_array_equal(
-        stored.detect_file(tmp_path / "b.jpg", IMAGE[::2, ::2], (320, 240)).points, half.points
-    )
+    np.testing.assert_array_equal(stored.detect(IMAGE[::2, ::2], tmp_path / "b.jpg", (320, 240)).points, half.points)
     with pytest.raises(InputError, match=r"a\.npz: is for 320 x 240 pixels, .*a\.jpg has 240 x 320"):
-        stored.detect_file(tmp_path / "a.jpg", np.rot90(IMAGE))
+        stored.detect(np.rot90(IMAGE), tmp_path / "a.jpg")
 
 
 def test_little_is_enough(tmp_path):
     save(tmp_path / "a.npz", keypoints=np.zeros((3, 2)), descriptors=np.eye(3, 8))
-    found = load_detector("stored", path=tmp_path).detect_file(tmp_path / "a.png", IMAGE)
+    found = load_detector("stored", path=tmp_path).detect(IMAGE, tmp_path / "a.png")
     assert len(found) == 3 and found.image_size == (320, 240) and found.scores is None
 
 
@@ -113,7 +111,7 @@ def test_wrong_files_are_told(sift, tmp_path):
     ):
         save(tmp_path / f"{name}.npz", **arrays)
         with pytest.raises(InputError, match=message):
-            stored.detect_file(tmp_path / f"{name}.jpg", IMAGE)
+            stored.detect(IMAGE, tmp_path / f"{name}.jpg")
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 nonsense")
     with pytest.raises(InputError, match=r"broken\.npz: not a readable \.npz file"):
-        stored.detect_file(tmp_path / "broken.jpg", IMAGE)
+        stored.detect(IMAGE, tmp_path / "broken.jpg")

@@ -119,7 +119,7 @@ def write_hloc_matches(folder: Path) -> None:
 
 def read_features(name: str) -> Callable[[Path], None]:
     def read(folder: Path) -> None:
-        found = load_detector("stored", path=folder / name).detect_file(folder / "a.jpg", IMAGE)
+        found = load_detector("stored", path=folder / name).detect(IMAGE, folder / "a.jpg")
         assert len(found) == len(found.descriptors) and found.image_size == (160, 120)
 
     return read

@@ -94,11 +94,11 @@ def test_damaged_files_of_hloc(tmp_path):
     assert not (tmp_path / "out.h5").exists()
     (tmp_path / "broken.h5").write_bytes((tmp_path / "features.h5").read_bytes()[:900])
     with pytest.raises(InputError, match=r"broken\.h5: not a readable HDF5 file"):
-        load_detector("stored", path=tmp_path / "broken.h5").detect_file(tmp_path / "a.jpg", np.zeros((9, 9), np.uint8))
+        load_detector("stored", path=tmp_path / "broken.h5").detect(np.zeros((9, 9), np.uint8), tmp_path / "a.jpg")
 
 
 def test_features_are_read_as_carefully_as_matches(tmp_path):
     np.savez(tmp_path / "a.npz", points=POINTS, descriptors=np.array([["x"]]), more=np.zeros(2))
     assert set(read_some(tmp_path / "a.npz", ["points"])) == {"points"}
     with pytest.raises(InputError, match="descriptors: expected real numbers, got an array of <U1"):
-        load_detector("stored", path=tmp_path).detect_file(tmp_path / "a.jpg", np.zeros((9, 9), np.uint8))
+        load_detector("stored", path=tmp_path).detect(np.zeros((9, 9), np.uint8), tmp_path / "a.jpg")

@@ -120,7 +120,7 @@ def write_database(path: Path) -> None:
 def test_files_that_ask_for_more_than_there_is(tmp_path):
     """One process reads them all: imports take longer than the rest."""
     h5py = pytest.importorskip("h5py")
-    stored = "load_detector('stored', path=path).detect_file(path.parent / 'a.jpg', IMAGE)"
+    stored = "load_detector('stored', path=path).detect(IMAGE, path.parent / 'a.jpg')"
     cases: dict[str, tuple[str, str, str]] = {}
 
     def add(name: str, call: str, path: Path, message: str) -> None:

@@ -10,7 +10,7 @@ import ananet
 from ananet import InputError, PhotoMatcher, match_photos
 from ananet.cli.demo import motorcycle, rotation
 from ananet.estimators import load_estimator
-from ananet.features import Detector, load_detector, match
+from ananet.features import ImageDetector, load_detector, match
 from tests.photos import photo
 
 
@@ -141,7 +141,7 @@ def test_without_a_pose_there_is_no_parallax(pair):
 
 @pytest.mark.parametrize("error", [cv2.error("too large"), MemoryError()])
 def test_a_photo_that_a_detector_fails_on_is_named(pair, error):
-    class Failing(Detector):
+    class Failing(ImageDetector):
         name = "failing"
 
         def extract(self, image):

@@ -33,12 +33,11 @@ from ananet.datasets.formats.shards import (
     write_index,
     write_table,
 )
-from ananet.datasets.photos import PhotoFeatures, photo_features
+from ananet.datasets.photos import PhotoFeatures, load_photo_detector, photo_features
 from ananet.datasets.sources import open_posed_photos
 from ananet.datasets.tables import PairTable, join, table_from_arrays
 from ananet.errors import InputError
-from ananet.features import Detector, NearestNeighbours, load_detector, nearest_neighbours
-from ananet.features.stored import StoredFeatures
+from ananet.features import Detector, NearestNeighbours, nearest_neighbours
 from ananet.io.files import only_process, read_json, remove_temporaries, write_json
 
 STAGING = ".scenes"
@@ -79,14 +78,14 @@ class BuildSettings(Settings):
         different = len(set(self.scales)) == len(self.scales) > 0
         if not different or not all(0 < scale < float("inf") for scale in self.scales):
             raise InputError(f"scales: expected different positive numbers, got {self.scales}")
-        if self.scales != (1.0,) and isinstance(detector, StoredFeatures):
+        if self.scales != (1.0,) and detector.needs_path:
             raise InputError(f"scales: expected 1 with stored features, got {self.scales}")
         for name in ("pairs_per_scene", "candidates_per_scene", "least_consistent", "shard_mib"):
             check_positive(name, getattr(self, name))
         check_whole_number("seed", self.seed, 0, 2**63 - 1)
 
     def load_detector(self) -> Detector:
-        return load_detector(self.detector, max_keypoints=self.max_keypoints)
+        return load_photo_detector(self.detector, self.max_keypoints)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +110,7 @@ def build_pairs(
     *,
     workers: int | None = None,
     progress: bool = True,
-    log: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], Any] = str,
 ) -> dict[str, Any]:
     """Build the training pairs of all scenes at `source` into the folder `out`; returns the index.
 
@@ -119,7 +118,7 @@ def build_pairs(
         source: photos with known cameras, in any form that `open_source` knows.
         workers: threads; None for one per core.
         progress: whether to show a bar for each scene.
-        log: called with each line of information.
+        log: called with each line of information, such as `print`.
     """
     settings = settings or BuildSettings()
     opened = open_posed_photos(source)

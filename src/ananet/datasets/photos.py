@@ -1,4 +1,4 @@
-"""From photos with known cameras to features, for training pairs and evaluation alike."""
+"""Features of photos with known cameras, for training pairs and evaluation."""
 
 from __future__ import annotations
 
@@ -9,27 +9,38 @@ import numpy as np
 from ananet.core.cameras import calibrate, rotate_camera, undistort_points
 from ananet.datasets.base import PosedImage
 from ananet.errors import InputError
-from ananet.features import Detector, Features
-from ananet.features.stored import StoredFeatures
+from ananet.features import Detector, Features, load_detector
+from ananet.features.opencv import OpenCVDetector
 from ananet.io.images import read_image, resize
 
 
 @dataclass(frozen=True, eq=False)
 class PhotoFeatures:
-    """Features of a photo, free of lens distortion, and the camera that saw them."""
+    """Undistorted features of a photo, and its camera."""
 
     features: Features
     K: np.ndarray
-    """[3 x 3] of the photo as the features have it: upright, at its size."""
+    """[3 x 3] camera matrix of the photo as turned and scaled."""
 
     def rays(self) -> np.ndarray:
         """[N x 2] float64 calibrated points."""
         return calibrate(self.features.points.astype(np.float64), self.K)
 
     def strongest(self, share: float) -> PhotoFeatures:
-        """The first so many keypoints, at least one."""
+        """Return this share of the keypoints, the first ones, at least one."""
         count = max(1, round(share * len(self.features)))
         return self if share == 1 else PhotoFeatures(self.features[:count], self.K)
+
+
+def load_photo_detector(name: str, max_keypoints: int, device: str = "auto") -> Detector:
+    """Load a detector for `photo_features`, which scales photos itself.
+
+    OpenCV's detectors then scale no further; networks do, as they need gigabytes for large photos.
+    """
+    detector = load_detector(name, device=device, max_keypoints=max_keypoints)
+    if isinstance(detector, OpenCVDetector) and "longest_side" not in name:
+        detector.longest_side = None
+    return detector
 
 
 def photo_features(
@@ -41,17 +52,17 @@ def photo_features(
     longest_side: int | None = None,
     original_pixels: bool = False,
 ) -> PhotoFeatures:
-    """Features of a photo that is turned, scaled and freed from distortion.
+    """Return the features of a photo that is turned, scaled and undistorted.
 
     Args:
         turns: quarter turns counter-clockwise.
-        scale: of the photo before keypoints are detected.
-        longest_side: where given, the scale that makes this the longest side.
-        original_pixels: whether points count in the pixels of the unscaled photo, and K is its camera.
+        scale: of the photo for detection.
+        longest_side: if given, the scale that makes this the longest side.
+        original_pixels: return points and K in pixels of the unscaled photo.
     """
     if turns and image.distortion is not None:
         raise InputError(f"pair: expected an undistorted photo where it is to be turned, got {image.distortion}")
-    if turns and isinstance(detector, StoredFeatures):
+    if turns and detector.needs_path:
         raise InputError(f"{image.path}: stored features are those of the upright photo, and the pair wants it turned")
     pixels = read_posed_image(image)
     size = (pixels.shape[1], pixels.shape[0])
@@ -60,10 +71,10 @@ def photo_features(
     if longest_side is not None:
         scale = longest_side / max(size)
     if scale == 1:
-        features = detector.detect_file(image.path, pixels)
+        features = detector.detect(pixels, image.path)
     else:
         resized, to_resized = resize(pixels, scale)
-        features = detector.detect_file(image.path, resized, (pixels.shape[1], pixels.shape[0]))
+        features = detector.detect(resized, image.path, (pixels.shape[1], pixels.shape[0]))
         if original_pixels:
             factor = to_resized[[0, 1], [0, 1]]
             features = replace(
@@ -75,13 +86,13 @@ def photo_features(
         else:
             K = to_resized @ K
     points = undistort_points(features.points, K, image.distortion).astype(np.float32)
-    # At the edge of an extreme lens a pinhole camera sees nothing.
+    # Points at the edge of an extreme lens have no place in a pinhole camera.
     seen = np.flatnonzero(np.isfinite(points).all(axis=1))
     return PhotoFeatures(replace(features, points=points)[seen], K)
 
 
 def read_posed_image(image: PosedImage) -> np.ndarray:
-    """The photo in the orientation that its camera was calibrated for: as viewers show it, or as it is stored."""
+    """Read a photo in the orientation that its camera was calibrated for: as viewers show it, or as stored."""
     sizes = []
     for upright in (True, False):
         picture = read_image(image.path, upright)

@@ -19,7 +19,7 @@ from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair, PosedImage, PosedPair
 from ananet.datasets.sources import PosedPhotos, Source, StoredPairs
 from ananet.errors import InputError
-from ananet.features import Detector, Matcher, load_detector, load_matcher
+from ananet.features import Detector, Matcher, load_matcher
 from ananet.features.stored import read_features, save_features
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ class MatchSettings(Settings):
             raise InputError(f"outlier_share: expected a number from 0 to below 1, got {self.outlier_share}")
 
     def load_detector(self, device: str) -> Detector:
-        return load_detector(self.detector, device=device, max_keypoints=self.max_keypoints)
+        from ananet.datasets.photos import load_photo_detector
+
+        return load_photo_detector(self.detector, self.max_keypoints, device)
 
     def load_matcher(self, device: str) -> Matcher:
         return load_matcher(self.matcher, detector=self.detector, device=device, neighbours=self.neighbours)

@@ -1,6 +1,6 @@
 """Images to keypoints with descriptors, and keypoints to putative matches."""
 
-from ananet.features.base import Detector, Features
+from ananet.features.base import Detector, Features, ImageDetector
 from ananet.features.matching import Matcher, NearestNeighbours, match, nearest_neighbours
 from ananet.features.registry import DETECTORS, MATCHERS, load_detector, load_matcher
 
@@ -9,6 +9,7 @@ __all__ = [
     "MATCHERS",
     "Detector",
     "Features",
+    "ImageDetector",
     "Matcher",
     "NearestNeighbours",
     "load_detector",

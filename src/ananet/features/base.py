@@ -1,4 +1,4 @@
-"""What every detector has in common: an image in, keypoints with descriptors out."""
+"""Features of an image, and the base classes of detectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS
 from ananet.errors import InputError
 from ananet.io.images import reduce
 
-# More than any photo has, and little enough to be asked for in earnest.
+# More keypoints than any photo has.
 KEYPOINT_LIMIT = 10_000_000
 # The smallest longest side that a detector works on.
 MIN_SIDE = 32
@@ -35,9 +35,9 @@ class Features:
     image_size: tuple[int, int]
     """(width, height) of the image."""
     sizes: np.ndarray | None = None
-    """[N] float32 diameters of the keypoints in pixels; None where the detector knows none."""
+    """[N] float32 diameters of the keypoints in pixels; None if unknown."""
     angles: np.ndarray | None = None
-    """[N] float32 orientations in radians, from the x axis towards the y axis; None where there are none."""
+    """[N] float32 orientations in radians, from the x axis towards the y axis; None if unknown."""
     scores: np.ndarray | None = None
     """[N] float32 strengths on the detector's own scale."""
 
@@ -77,7 +77,7 @@ class Features:
 
 
 class Detector(ABC):
-    """Finds keypoints. A subclass implements `extract`, for images that were checked.
+    """Gives the keypoints of images. Most detectors are `ImageDetector`s.
 
     Args:
         max_keypoints: number of keypoints to keep, the strongest ones.
@@ -87,6 +87,8 @@ class Detector(ABC):
     name: str
     max_keypoints: int
     longest_side: int | None = LONGEST_SIDE
+    needs_path: bool = False
+    """Whether features are looked up by file name, not found in pixels."""
     threads: int = 1
     """How many photos to work on at a time, each in its own thread."""
 
@@ -95,32 +97,32 @@ class Detector(ABC):
         self.longest_side = None if longest_side is None else check_whole_number("longest_side", longest_side, MIN_SIDE)
 
     @abstractmethod
-    def extract(self, image: np.ndarray) -> Features:
-        """Features of an image, [H x W] or [H x W x 3] (BGR) uint8: at most `max_keypoints`, strongest first."""
-
-    def detect(self, image: np.ndarray) -> Features:
-        """Features of one image, [H x W] or [H x W x 3] (BGR) uint8."""
-        return self.batch([image])[0]
-
-    def detect_file(self, path: Path, image: np.ndarray, size: tuple[int, int] | None = None) -> Features:
-        """Features of an image that comes from a file; the file matters to detectors that keep features by name.
+    def detect(self, image: np.ndarray, path: Path | None = None, size: tuple[int, int] | None = None) -> Features:
+        """Return the features of one image, [H x W] or [H x W x 3] (BGR) uint8.
 
         Args:
-            size: (width, height) of the photo in the file, where the image is the photo at another size.
+            path: the photo's file. Detectors that look features up by name (`needs_path`) raise `InputError` without.
+            size: (width, height) of the photo in the file, if the image is the photo at another size.
         """
-        return self.detect(image)
 
     def batch(self, images: Sequence[np.ndarray]) -> list[Features]:
-        """Features of many images, each of its own size. Some detectors work on several at once."""
-        for image in images:
-            check_image(image)
-        return [
-            self.extract(reduce(image, self.longest_side)[0]).in_pixels_of((image.shape[1], image.shape[0]))
-            for image in images
-        ]
+        """Return the features of many images, each of its own size."""
+        return [self.detect(image) for image in images]
 
     def __repr__(self) -> str:
         return f"<detector {self.name}>"
+
+
+class ImageDetector(Detector):
+    """Finds keypoints in pixels. A subclass implements `extract`."""
+
+    @abstractmethod
+    def extract(self, image: np.ndarray) -> Features:
+        """Return the features of an image that was checked and scaled: at most `max_keypoints`, strongest first."""
+
+    def detect(self, image: np.ndarray, path: Path | None = None, size: tuple[int, int] | None = None) -> Features:
+        check_image(image)
+        return self.extract(reduce(image, self.longest_side)[0]).in_pixels_of((image.shape[1], image.shape[0]))
 
 
 def as_array(name: str, values: Any) -> np.ndarray:

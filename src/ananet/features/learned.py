@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ananet.errors import InputError
-from ananet.features.base import Detector, Features
+from ananet.features.base import Features, ImageDetector
 from ananet.io.files import is_file
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ SUFFIXES = (".safetensors", ".pth", ".pt")
 CELL = 32
 
 
-class LearnedDetector(Detector):
+class LearnedDetector(ImageDetector):
     """A network that finds and describes keypoints. They have neither size nor angle.
 
     A subclass makes its network with `use` and implements `find`.

@@ -213,7 +213,7 @@ def _as_vectors(name: str, descriptors: Any, device: torch.device | None) -> Ten
         array = as_array(name, descriptors)
         if array.dtype == np.uint8:
             array = np.unpackbits(array, axis=-1).astype(np.float32) * 2 - 1
-        vectors = torch.from_numpy(np.ascontiguousarray(array, np.float32))
+        vectors = torch.from_numpy(np.require(array, np.float32, ["C", "W"]))
         device = descriptors.device if isinstance(descriptors, Tensor) and device is None else device
     if vectors.ndim != 2:
         raise InputError(f"{name}: expected an array of shape (N, D), got {tuple(descriptors.shape)}")

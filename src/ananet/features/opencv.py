@@ -12,14 +12,14 @@ import numpy as np
 
 from ananet._util.checks import check_positive, check_whole_number
 from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS
-from ananet.features.base import Detector, Features
+from ananet.features.base import Features, ImageDetector
 
 # SIFT needs about 180 bytes per pixel. Images above this size are processed one at a time, to save memory.
 LARGE_IMAGE = 4_000_000
 _large_image = threading.Lock()
 
 
-class OpenCVDetector(Detector):
+class OpenCVDetector(ImageDetector):
     """What OpenCV's detectors share. They are made anew for each image: one of them is not safe in several threads."""
 
     # OpenCV releases the GIL, and leaves a second core idle for a part of the time.

@@ -1,22 +1,20 @@
-"""Features that somebody else computed, in files: a folder of .npz files, or hloc's .h5.
+"""Features in files: a folder of .npz files, or hloc's .h5.
 
-An .npz file has `points` (or `keypoints`) [N x 2], `descriptors` [N x D], and perhaps `scores`, `sizes`, `angles` and
-`image_size` (width, height). hloc's file has a group for every image with `keypoints` [N x 2], `descriptors` [D x N],
-`image_size` and `scores`. Both go by the photo's name: that of "scene/images/a.jpg" may be a, a.jpg, images/a,
-scene/images/a.jpg and so on, and the longest that is there counts.
+An .npz file has `points` (or `keypoints`) [N x 2], `descriptors` [N x D] and optionally `scores`, `sizes`, `angles` and
+`image_size` (width, height). hloc's file has a group per image with `keypoints` [N x 2], `descriptors` [D x N],
+`image_size` and `scores`. Both go by the photo's name: for "scene/images/a.jpg" a, a.jpg, images/a, scene/images/a.jpg
+and so on; the longest name that exists is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ananet._util.defaults import MAX_KEYPOINTS
-from ananet.core.cameras import pixel_scaling
 from ananet.errors import InputError
 from ananet.features.base import Detector, Features, check_image_size
 from ananet.io.files import is_file, save_arrays
@@ -27,7 +25,7 @@ ARRAYS = ("points", "keypoints", "descriptors", "scores", "sizes", "angles", "im
 
 
 class StoredFeatures(Detector):
-    """Takes the features of a photo from a file, where a detector would look for them.
+    """Reads the features of a photo from a file.
 
     Args:
         max_keypoints: number of keypoints to keep: the strongest, or the first ones if there are no scores.
@@ -35,6 +33,7 @@ class StoredFeatures(Detector):
     """
 
     name = "stored"
+    needs_path = True
 
     def __init__(self, max_keypoints: int = MAX_KEYPOINTS, path: Path | None = None) -> None:
         super().__init__(max_keypoints)
@@ -43,11 +42,10 @@ class StoredFeatures(Detector):
         self.path = path
         self._photo_of: dict[str, Path] = {}
 
-    def extract(self, image: np.ndarray) -> Features:
-        raise InputError("features: stored ones go by the names of files, expected photos as files, got pixels")
-
-    def detect_file(self, path: Path, image: np.ndarray, size: tuple[int, int] | None = None) -> Features:
-        """The stored features of a photo, in pixels of the image."""
+    def detect(self, image: np.ndarray, path: Path | None = None, size: tuple[int, int] | None = None) -> Features:
+        """Return the stored features of a photo, in pixels of the image."""
+        if path is None:
+            raise InputError("features: stored ones go by file name, expected photos as files, got pixels")
         height, width = image.shape[:2]
         name, arrays = self._read(path)
         photo = self._photo_of.setdefault(name, path)
@@ -58,22 +56,16 @@ class StoredFeatures(Detector):
         except InputError as error:
             raise InputError(f"{self.path}, {name}: {error}") from None
         own = features.image_size
-        # Sides are whole pixels: of a photo at another size, each may be off by half a pixel.
+        # Sides are whole pixels, so the aspect ratio of a scaled photo is not exact.
         if abs(own[0] * height / own[1] - width) > 1 + width / height:
             raise InputError(f"{self.path}, {name}: is for {own[0]} x {own[1]} pixels, {path} has {width} x {height}")
-        scale = pixel_scaling(width / own[0], height / own[1])
-        features = replace(
-            features,
-            points=features.points * scale[[0, 1], [0, 1]] + scale[:2, 2],
-            sizes=None if features.sizes is None else features.sizes * scale[[0, 1], [0, 1]].mean(),
-            image_size=(width, height),
-        )
+        features = features.in_pixels_of((width, height))
         if features.scores is not None:
             features = features[np.argsort(-features.scores, kind="stable")]
         return features[: self.max_keypoints]
 
     def _read(self, photo: Path) -> tuple[str, dict[str, np.ndarray]]:
-        """The name under which a photo's features are stored, and their arrays."""
+        """Return the name under which a photo's features are stored, and their arrays."""
         if self.path.suffix == ".h5":
             with open_hdf5(self.path) as file, hdf5_errors(self.path):
                 for name in _names(photo):
@@ -92,7 +84,7 @@ class StoredFeatures(Detector):
 
 
 def _names(photo: Path) -> Iterator[str]:
-    """What the features of a photo may go by, the longest first."""
+    """Yield names that the features of a photo may have, the longest first."""
     parts = photo.resolve().parts[1:]
     for start in range(len(parts)):
         name = Path(*parts[start:])

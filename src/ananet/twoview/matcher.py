@@ -354,7 +354,7 @@ def find_features(
         size: (width, height) of the photo in the file, if the image is the photo at another size.
     """
     try:
-        found = detector.detect(image) if path is None else detector.detect_file(path, image, size)
+        found = detector.detect(image, path, size)
     except (cv2.error, MemoryError, torch.OutOfMemoryError) as error:
         # Too many pixels for OpenCV, or for the memory of the machine or of its GPU.
         height, width = image.shape[:2]
