@@ -11,7 +11,6 @@ import numpy as np
 from skimage import data
 
 import ananet
-from ananet.twoview.drawing import draw_motions, save_picture
 
 # Corners of each picture in the first photo and in the second.
 THINGS = (
@@ -44,12 +43,9 @@ def photo(which: int) -> np.ndarray:
 
 def main() -> None:
     image0, image1 = photo(0), photo(1)
-    found = ananet.match_photos(image0, image1)
-    motions = ananet.group_motions(found.matches, found.kept)
-    print(motions)
-    caption = f"{found.pruner}: kept {int(found.kept.mask.sum())} of {len(found.matches)}, motions: {len(motions)}"
-    picture = draw_motions(image0, image1, *found.matches.numpy_points(), motions.labels, caption, height=480)
-    save_picture(sys.argv[1] if len(sys.argv) > 1 else "motions.jpg", picture)
+    found = ananet.match_photos(image0, image1, motions=True)
+    print(found.motions)
+    found.draw(sys.argv[1] if len(sys.argv) > 1 else "motions.jpg")
 
 
 if __name__ == "__main__":

@@ -74,13 +74,10 @@ class Answer:
         """The kept matches, right ones green, wrong ones red."""
         known = np.flatnonzero(self.found.kept.mask & ~np.isnan(self.error))
         right = self.error < CORRECT_WITHIN
-        caption = f"{title}: {len(known)} kept matches, {right[known].sum()} right (green)"
-        if len(known) > MAX_LINES:
-            caption += f"; {MAX_LINES} drawn"
-        shown = np.random.default_rng(0).permutation(known)[:MAX_LINES]
-        points = (points[shown] for points in self.found.matches.numpy_points())
+        points0, points1 = (points[known] for points in self.found.matches.numpy_points())
         photos = self.case.image0, self.case.image1
-        return draw_right_wrong(*photos, *points, right[shown], caption, PANEL_HEIGHT)
+        caption = f"{title}: {len(known)} kept matches"
+        return draw_right_wrong(*photos, points0, points1, right[known], caption, PANEL_HEIGHT, MAX_LINES)
 
 
 def measured() -> Case:

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         ("all matches", everything, before),
         (f"kept by {found.pruner}", kept.mask, after),
     ):
-        caption = f"{title}: {numbers['precision']:.0%} of {numbers['measured']} right (green)"
+        caption = f"{title}: {numbers['precision']:.0%} of {numbers['measured']} right"
         shown = mask & measured
         points = points0[shown], points1[shown]
         pictures.append(draw_right_wrong(pair.image0, pair.image1, *points, correct[shown], caption))

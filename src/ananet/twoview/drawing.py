@@ -128,16 +128,16 @@ def draw_right_wrong(
     right: np.ndarray,
     caption: str = "",
     height: int = PANEL_HEIGHT,
+    max_lines: int = MAX_LINES,
 ) -> np.ndarray:
     """Two photos side by side and matches whose truth is known: right ones green, wrong ones red, none on top.
 
-    At most 400 are drawn, chosen at random; the legend then says so.
-
     Args:
         right: [N] bool; the rest as for `draw_matches`.
+        max_lines: how many are drawn at most, chosen at random; the legend counts all.
     """
     canvas, starts, ends = _side_by_side(image0, image1, points0, points1, height)
-    shown = np.random.default_rng(0).permutation(len(right))[:MAX_LINES]
+    shown = np.random.default_rng(0).permutation(len(right))[:max_lines]
     for number in shown:
         _draw_lines(canvas, starts[[number]], ends[[number]], GREEN if right[number] else RED)
     legend = [([GREEN], f"{right.sum()} right"), ([RED], f"{(~right).sum()} wrong")]
