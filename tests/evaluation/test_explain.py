@@ -165,7 +165,11 @@ def test_pictures_with_labels(world, always, tmp_path, capsys):
 def test_without_labels_or_weights_it_says_so(world, always, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     code, out, _ = explain(capsys, world, "--pruner", f"lpm,{always}", "-o", tmp_path / "o", "--max-keypoints", 100)
-    assert code == 0 and "green means kept and red removed" in out and "context.png: how well each match agrees" in out
+    assert (
+        code == 0
+        and "green means kept and red removed in context.png" in out
+        and "context.png: how well each match agrees" in out
+    )
     code, out, _ = explain(capsys, world, "--pruner", "lpm,gms", "-o", tmp_path / "p", "--max-keypoints", 100)
     assert code == 0 and "None of the pruners is a single network" in out
     assert [p.name for p in (tmp_path / "p").iterdir()] == ["matches.png"]

@@ -19,45 +19,26 @@ MAX_MATCHES = 10_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--pruner",
-        default="all,mutual,ratio,gms,lpm,ransac,magsac,ananet",
-        metavar="A,B,...",
-        help="names and .safetensors files (default: one of each kind)",
-    )
-    parser.add_argument(
-        "--networks-only", action="store_true", help="measure only networks: needs torch, numpy and safetensors only"
-    )
-    parser.add_argument("--matches", type=int, default=2048, metavar="N", help="matches per pair (default: 2048)")
-    parser.add_argument(
-        "--lengths",
-        default="2048,4096,8192",
-        metavar="N,...",
-        help="numbers of matches for the table of forms (default: 2048,4096,8192)",
-    )
-    parser.add_argument(
-        "--batch", default="1,8,32", metavar="B,...", help="batch sizes for the throughput (default: 1,8,32)"
-    )
-    parser.add_argument("--runs", type=int, default=4000, help="most runs per measurement (default: 4000)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="most seconds per measurement (default: 10)")
-    parser.add_argument(
-        "--photos",
-        nargs=2,
-        type=Path,
-        metavar=("A", "B"),
-        help="two photos for SIFT + NN (default: a synthetic texture)",
-    )
-    parser.add_argument("--threads", type=int, help="threads of torch on the CPU (default: one per core)")
-    parser.add_argument(
-        "--plain",
-        action="store_true",
-        help="measure networks as trained, without the fast path of 'ananet.load'",
-    )
-    parser.add_argument(
-        "--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="precision of plain networks"
-    )
-    parser.add_argument("--device", default="cpu", help="device of the networks: cpu or cuda (default: cpu)")
-    parser.add_argument("--style", choices=("text", "markdown"), default="text", help="style of tables (default: text)")
+    add = parser.add_argument
+    pruners = "all,mutual,ratio,gms,lpm,ransac,magsac,ananet"
+    add("--pruner", default=pruners, metavar="A,B,...", help="names and .safetensors files (default: one of each kind)")
+    only = "measure only networks: needs torch, numpy and safetensors only"
+    add("--networks-only", action="store_true", help=only)
+    add("--matches", type=int, default=2048, metavar="N", help="matches per pair (default: 2048)")
+    lengths = "numbers of matches for the table of forms (default: 2048,4096,8192)"
+    add("--lengths", default="2048,4096,8192", metavar="N,...", help=lengths)
+    add("--batch", default="1,8,32", metavar="B,...", help="batch sizes for the throughput (default: 1,8,32)")
+    add("--runs", type=int, default=4000, help="most runs per measurement (default: 4000)")
+    add("--seconds", type=float, default=10.0, help="most seconds per measurement (default: 10)")
+    photos = "two photos for SIFT + NN (default: a synthetic texture)"
+    add("--photos", nargs=2, type=Path, metavar=("A", "B"), help=photos)
+    add("--threads", type=int, help="threads of torch on the CPU (default: one per core)")
+    plain = "measure networks as trained, without the fast path of 'ananet.load'"
+    add("--plain", action="store_true", help=plain)
+    dtypes = ("float32", "float16", "bfloat16")
+    add("--dtype", choices=dtypes, default="float32", help="precision of plain networks (default: float32)")
+    add("--device", default="cpu", help="device of the networks: cpu or cuda (default: cpu)")
+    add("--style", choices=("text", "markdown"), default="text", help="style of tables (default: text)")
     add_json(parser)
 
 
@@ -98,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not arguments.networks_only:
         log("SIFT + NN")
-        reference = speed.measure_reference(tuple(arguments.photos) if arguments.photos else None, effort)
+        reference = speed.measure_reference(arguments.photos, effort)
         pruners = speed.measure_pruners(arguments.pruner.split(","), arguments.matches, effort, execution, log)
         pruners["Ref."] = reference
         result["pruners"] = {name: asdict(timing) for name, timing in pruners.items()}

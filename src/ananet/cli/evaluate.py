@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "sources",
         nargs="+",
         metavar="SOURCE",
@@ -33,69 +34,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a scene (images/ beside sparse/, and pairs.txt) or a folder of scenes, training pairs, an OANet dump, "
         "MULTI cases, labelled matches (matches.npz), a pair list, or a folder with views.txt",
     )
-    parser.add_argument(
-        "--pruner",
-        required=True,
-        metavar="A,B,...",
-        help="names or .safetensors files, as in 'ananet match'; name=FILE names a file",
-    )
-    parser.add_argument(
+    names = "names or .safetensors files, as in 'ananet match'; name=FILE names a file"
+    add("--pruner", required=True, metavar="A,B,...", help=names)
+    estimators = ",".join(REPORTED_ESTIMATORS)
+    add(
         "--estimator",
-        default=",".join(REPORTED_ESTIMATORS),
+        default=estimators,
         metavar="A,B,...",
         help="ransac, magsac, poselib, eight-point; NAME@option=value sets an option, such as "
-        f"poselib@match_selection=all (default: {','.join(REPORTED_ESTIMATORS)})",
+        f"poselib@match_selection=all (default: {estimators})",
     )
-    parser.add_argument(
+    add(
         "--protocol",
         choices=("plain", "yfcc", "sun3d"),
         default="plain",
         help="plain: each estimator's own threshold at original size. yfcc: 1 px at longest side 1600, confidence "
         "0.99999. sun3d: 0.001 in calibrated coordinates, confidence 0.99 (default: plain)",
     )
-    parser.add_argument(
-        "--pose-threshold", type=float, metavar="T", help="inlier threshold of the estimator (default: the protocol's)"
-    )
-    parser.add_argument(
-        "--confidence", type=float, metavar="C", help="confidence of the estimator (default: the protocol's)"
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=1, metavar="N", help="estimate every pose N times and print means (default: 1)"
-    )
-    parser.add_argument(
-        "--longest-side", type=int, metavar="PX", help="scale photos to this longest side (default: the protocol's)"
-    )
+    own = "(default: the protocol's)"
+    add("--pose-threshold", type=float, metavar="T", help=f"inlier threshold of the estimator {own}")
+    add("--confidence", type=float, metavar="C", help=f"confidence of the estimator {own}")
+    add("--repeats", type=int, default=1, metavar="N", help="estimate every pose N times, print means (default: 1)")
+    add("--longest-side", type=int, metavar="PX", help=f"scale photos to this longest side {own}")
     add_detector(parser, several=True)
     add_candidates(parser)
     add_matcher(parser)
-    parser.add_argument("--images", type=Path, metavar="DIR", help="photos of a pair list (default: beside it)")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N pairs of each source, evenly spread")
-    parser.add_argument(
-        "--outlier-share",
-        type=float,
-        metavar="S",
-        help="remove wrong matches at random until at most this share of a pair is wrong",
-    )
-    parser.add_argument(
-        "--predictions", type=Path, metavar="DIR", help="reuse predictions stored here; compute and store missing ones"
-    )
-    parser.add_argument("--scores", type=Path, metavar="FILE", help="write the scores of every pair as JSON")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots here")
-    parser.add_argument("--table", type=int, choices=(1, 3, 4, 5, 6), help="print only this table of the paper")
-    parser.add_argument("--by-scene", action="store_true", help="add a table by scene")
-    parser.add_argument(
-        "--neighbours",
-        action="store_true",
-        help="add the ratio of inliers among neighbours in feature space, block by block (Fig. 7)",
-    )
-    parser.add_argument(
+    add("--images", type=Path, metavar="DIR", help="photos of a pair list (default: beside it)")
+    add("--limit", type=int, metavar="N", help="at most N pairs of each source, evenly spread")
+    fewer = "remove wrong matches at random until at most this share of a pair is wrong"
+    add("--outlier-share", type=float, metavar="S", help=fewer)
+    add("--predictions", type=Path, metavar="DIR", help="reuse predictions stored here, add missing ones")
+    add("--scores", type=Path, metavar="FILE", help="write the scores of every pair as JSON")
+    add("--plots", type=Path, metavar="DIR", help="write plots here")
+    add("--table", type=int, choices=(1, 3, 4, 5, 6), help="print only this table of the paper")
+    add("--by-scene", action="store_true", help="add a table by scene")
+    near = "add the ratio of inliers among neighbours in feature space, block by block (Fig. 7)"
+    add("--neighbours", action="store_true", help=near)
+    add(
         "--motions",
         action="store_true",
         help="score the grouping of kept matches into motions, for folders with labelled matches, or for "
         "'synthetic', problems with one to five motions; --repeats is the number of seeds",
     )
-    parser.add_argument("--style", choices=("text", "markdown"), default="text", help="style of tables (default: text)")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
+    add("--style", choices=("text", "markdown"), default="text", help="style of tables (default: text)")
+    add("--workers", type=int, metavar="N", help="processes (default: one per core)")
     add_device(parser)
     add_json(parser)
 

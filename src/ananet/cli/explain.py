@@ -23,7 +23,7 @@ from ananet.cli.arguments import (
 from ananet.errors import InputError
 
 if TYPE_CHECKING:
-    from ananet.networks.base import BlockView
+    from ananet.evaluation.explain import SharedAttention
     from ananet.pruners import LearnedPruner, Pruned
     from ananet.twoview import PhotoMatches
 
@@ -37,28 +37,20 @@ MEANINGS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("image0", type=Path, help="first photo")
-    parser.add_argument("image1", type=Path, help="second photo")
-    parser.add_argument(
-        "--pruner",
-        default=PRUNER,
-        metavar="A,B,...",
-        help=f"pruners to draw; the attention shown is that of the first network (default: {PRUNER})",
-    )
-    parser.add_argument("-o", "--output", type=Path, default=Path("explained"), help="folder (default: explained)")
-    truth = add_cameras(
-        parser,
-        "truth",
-        "With cameras and pose, green is right and red is wrong. Without, green is kept and red removed.",
-    )
+    add = parser.add_argument
+    add("image0", type=Path, help="first photo")
+    add("image1", type=Path, help="second photo")
+    shown = f"pruners to draw; the attention shown is that of the first network (default: {PRUNER})"
+    add("--pruner", default=PRUNER, metavar="A,B,...", help=shown)
+    add("-o", "--output", type=Path, default=Path("explained"), help="folder (default: explained)")
+    words = "With cameras and pose, matches are compared by right and wrong. Without, by kept and removed."
+    truth = add_cameras(parser, "truth", words)
     truth.add_argument(
         "--pose", metavar="FILE", type=Path, help="text file with R and t (3 x 4 or 4 x 4), X1 = R X0 + t"
     )
-    parser.add_argument("--block", type=int, help="block of the attention shown, from 1 (default: the last)")
-    parser.add_argument("--head", type=int, help="head of the attention shown, from 1 (default: mean over heads)")
-    parser.add_argument(
-        "--top", type=int, default=100, metavar="N", help="number of most attended matches to show (default: 100)"
-    )
+    add("--block", type=int, help="block of the attention shown, from 1 (default: the last)")
+    add("--head", type=int, help="head of the attention shown, from 1 (default: mean over heads)")
+    add("--top", type=int, default=100, metavar="N", help="number of most attended matches to show (default: 100)")
     add_detector(parser)
     add_device(parser)
     add_json(parser)
@@ -119,7 +111,9 @@ def _print(summary: dict[str, Any], top: int, good: str, has_network: bool) -> N
     for path in summary["pictures"]:
         print(f"{path}: {MEANINGS[Path(path).stem].format(good=good)}")
     if good == "kept":
-        print("No cameras and pose were given, so green means kept and red removed, not right and wrong.")
+        print(
+            "No cameras and pose were given, so green means kept and red removed in context.png, not right and wrong."
+        )
     if not has_network:
         print("None of the pruners is a single network, so there is no attention to show.")
     if "shared" in summary:
@@ -157,22 +151,30 @@ def _look_inside(
     summary: dict[str, Any],
 ) -> dict[str, np.ndarray]:
     """Pictures of attention, context and neighbours; numbers are added to the summary."""
-    from ananet.evaluation.explain import NEIGHBOURS, best_head, inlier_neighbours, view_blocks
+    from ananet.evaluation.explain import (
+        NEIGHBOURS,
+        best_head,
+        inlier_neighbours,
+        shared_attention,
+        two_apart,
+        view_blocks,
+    )
     from ananet.evaluation.plots import plot_context, plot_neighbours
 
-    good = np.asarray(kept.mask) if inlier is None else inlier
+    mask, logits = np.asarray(kept.mask), np.asarray(kept.logits)
+    good = mask if inlier is None else inlier
     words = ("kept", "removed") if inlier is None else ("right", "wrong")
     pictures = {}
     views = view_blocks(pruner.network, found.matches)
     if views:
         block = check_whole_number("--block", arguments.block or len(views), 1, len(views))
-        heads = len(views[0].attention)
-        head = None if arguments.head is None else check_whole_number("--head", arguments.head, 1, heads)
-        summary |= {"block": block, "head": head}
+        attention = views[block - 1].attention
+        head = None if arguments.head is None else check_whole_number("--head", arguments.head, 1, len(attention))
+        pair = two_apart(found.matches.numpy_points()[0], logits, np.flatnonzero(mask & good))
+        both = shared_attention(attention.mean(0) if head is None else attention[head - 1], pair, arguments.top)
         where = f"block {block}, " + ("mean over heads" if head is None else f"head {head}")
-        pictures["attention"] = _draw_attention(
-            views[block - 1], head, where, words[0], arguments.top, found, kept, good, summary
-        )
+        pictures["attention"] = _draw_attention(both, where, words[0], found, good)
+        summary |= {"block": block, "head": head, "shown": list(pair), "shared": len(both.shared)}
         if views[0].context is not None:
             pictures["context"] = plot_context(views, good, words, pruner.name)
             summary["context"] = dict(zip(("block", "head", "separation"), best_head(views, good), strict=True))
@@ -184,27 +186,12 @@ def _look_inside(
     return pictures
 
 
-def _draw_attention(
-    view: BlockView,
-    head: int | None,
-    where: str,
-    word: str,
-    top: int,
-    found: PhotoMatches,
-    kept: Pruned,
-    good: np.ndarray,
-    summary: dict[str, Any],
-) -> np.ndarray:
+def _draw_attention(both: SharedAttention, where: str, word: str, found: PhotoMatches, good: np.ndarray) -> np.ndarray:
     """The matches that each of two confident matches attends to most."""
-    from ananet.evaluation.explain import shared_attention, two_apart
     from ananet.twoview.drawing import BLUE, GREEN, YELLOW, draw_groups, stack
 
     panel0, panel1 = found.panels
     assert panel0 is not None and panel1 is not None
-    points0, points1 = found.matches.numpy_points()
-    attention = view.attention.mean(0) if head is None else view.attention[head - 1]
-    pair = two_apart(points0, np.asarray(kept.logits), np.flatnonzero(np.asarray(kept.mask) & good))
-    both = shared_attention(attention, pair, top)
     rows = []
     for one, attended in zip(both.pair, both.attended, strict=True):
         own = np.setdiff1d(attended, both.shared)
@@ -213,8 +200,7 @@ def _draw_attention(
             f"(yellow), {len(own)} of this one only (blue); {good[attended].mean():.0%} {word}"
         )
         groups, strong = [(own, BLUE), (both.shared, YELLOW)], [(np.array([one]), GREEN)]
-        rows.append(draw_groups(panel0, panel1, points0, points1, groups, caption, strong=strong))
-    summary |= {"shown": list(both.pair), "shared": len(both.shared)}
+        rows.append(draw_groups(panel0, panel1, *found.matches.numpy_points(), groups, caption, strong=strong))
     return stack(*rows)
 
 

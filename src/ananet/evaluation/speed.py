@@ -287,7 +287,7 @@ class SyntheticProblems:
         return Correspondences(points[:, :2], points[:, 2:], K0=K, K1=K, image_size0=size, image_size1=size, **side)
 
 
-def measure_reference(photos: tuple[Path, Path] | None, effort: Effort) -> Timing:
+def measure_reference(photos: Sequence[Path] | None, effort: Effort) -> Timing:
     """Time SIFT on two photos and nearest neighbours (Ref. in Table 2); None for a random texture."""
     from ananet.io.images import read_image
 
