@@ -10,15 +10,22 @@ from ananet._util.checks import check_positive
 from ananet._util.defaults import DETECTOR, LONGEST_SIDE, MAX_KEYPOINTS, PRUNER
 from ananet.errors import InputError
 
+WEIGHTS = ".safetensors or .pth (default: from the folder ANANET_WEIGHTS, else downloaded)"
+
 
 def add_pruner(parser: argparse.ArgumentParser, default: str = PRUNER) -> None:
-    parser.add_argument(
-        "--pruner",
-        metavar="NAME",
-        help="a name from 'ananet list' or a .safetensors file; NAME@option=value sets an option, A+B runs A, then B "
-        f"(default: {default})",
-    )
+    text = "a name from 'ananet list' or a .safetensors file; NAME@option=value sets an option, A+B runs A, then B"
+    parser.add_argument("--pruner", metavar="NAME", help=f"{text} (default: {default})")
     add_device(parser)
+
+
+def add_threshold(parser: argparse.ArgumentParser) -> None:
+    text = "probability of being right above which a network keeps a match (default: 0.4)"
+    parser.add_argument("--threshold", type=float, metavar="P", help=text)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu or cuda (default: auto)")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +38,7 @@ def print_json(result: Any) -> None:
 
 
 def numbers(name: str, text: str, kind: type[int] | type[float], expected: str) -> list[Any]:
-    """Positive numbers with commas between them."""
+    """Positive numbers separated by commas."""
     try:
         found = [kind(part) for part in text.split(",")]
     except ValueError:
@@ -42,7 +49,7 @@ def numbers(name: str, text: str, kind: type[int] | type[float], expected: str) 
 
 
 def add_cameras(parser: argparse.ArgumentParser, title: str, description: str) -> Any:
-    """Options for the cameras of two photos; returns their group."""
+    """Add options for the cameras of two photos; return their group."""
     group = parser.add_argument_group(title, description)
     group.add_argument("--k0", metavar="K", help="camera matrix of the first photo: fx,fy,cx,cy or a text file")
     group.add_argument("--k1", metavar="K", help="camera matrix of the second photo (default: that of the first)")
@@ -70,12 +77,10 @@ def read_cameras(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_longest_side(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--longest-side",
-        metavar="N",
-        help="larger photos are scaled down to this many pixels before keypoints are detected; none for full size; "
-        f"points come back in the photo's own pixels (default: {LONGEST_SIDE})",
+    text = (
+        "scale larger photos down to this before keypoints are detected, or none; points are in the photo's own pixels"
     )
+    parser.add_argument("--longest-side", metavar="N", help=f"{text} (default: {LONGEST_SIDE})")
 
 
 def read_longest_side(arguments: argparse.Namespace) -> dict[str, int | None]:
@@ -83,87 +88,49 @@ def read_longest_side(arguments: argparse.Namespace) -> dict[str, int | None]:
     text: str | None = arguments.longest_side
     if text is None:
         return {}
-    if text.lower() == "none":
-        return {"longest_side": None}
-    if not text.isdecimal():
+    if text.lower() != "none" and not text.isdecimal():
         raise InputError(f"--longest-side: expected a number of pixels or none, got {text!r}")
-    return {"longest_side": int(text)}
-
-
-def add_threshold(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--threshold",
-        type=float,
-        metavar="P",
-        help="probability of being right above which a network keeps a match (default: 0.4)",
-    )
+    return {"longest_side": int(text) if text.isdecimal() else None}
 
 
 def add_detector(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    parser.add_argument(
-        "--detector",
-        default=DETECTOR,
-        metavar="A,B,..." if several else "NAME",
-        help="keypoint detector: sift, orb, aliked, disk, xfeat, or superpoint (its weights are for non-commercial "
-        f"research only); NAME@option=value sets an option (default: {DETECTOR})",
+    add = parser.add_argument
+    text = (
+        "keypoint detector: sift, orb, aliked, disk, xfeat, or superpoint (its weights are for non-commercial research "
+        f"only); NAME@option=value sets an option (default: {DETECTOR})"
     )
-    parser.add_argument(
-        "--detector-weights",
-        type=Path,
-        metavar="FILE",
-        help="weights of aliked, disk, xfeat or superpoint, .safetensors or .pth (default: from the folder "
-        "ANANET_WEIGHTS, else downloaded)",
-    )
-    parser.add_argument(
-        "--features",
-        type=Path,
-        metavar="PATH",
-        help="your own features instead of a detector: a folder of .npz files or hloc's .h5 (see docs/keypoints.md)",
-    )
-    parser.add_argument(
-        "--max-keypoints",
-        type=int,
-        default=MAX_KEYPOINTS,
-        metavar="N",
-        help=f"keypoints per photo (default: {MAX_KEYPOINTS})",
-    )
+    add("--detector", default=DETECTOR, metavar="A,B,..." if several else "NAME", help=text)
+    text = f"weights of aliked, disk, xfeat or superpoint, {WEIGHTS}"
+    add("--detector-weights", type=Path, metavar="FILE", help=text)
+    text = "your own features instead of a detector: a folder of .npz files or hloc's .h5 (see docs/keypoints.md)"
+    add("--features", type=Path, metavar="PATH", help=text)
+    text = f"keypoints per photo (default: {MAX_KEYPOINTS})"
+    add("--max-keypoints", type=int, default=MAX_KEYPOINTS, metavar="N", help=text)
 
 
 def add_candidates(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--candidates",
-        type=int,
-        default=1,
-        metavar="N",
-        help="putative matches per keypoint: its N nearest neighbours (default: 1)",
-    )
+    text = "putative matches per keypoint: its N nearest neighbours (default: 1)"
+    parser.add_argument("--candidates", type=int, default=1, metavar="N", help=text)
 
 
 def add_matcher(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--matcher",
-        default="nearest",
-        metavar="NAME",
-        help="nearest (neighbours by descriptor), lightglue (for aliked and disk) or lighterglue (for xfeat); "
-        "NAME@option=value sets an option (default: nearest)",
+    text = (
+        "nearest (neighbours by descriptor), lightglue (for aliked and disk) or lighterglue (for xfeat); "
+        "NAME@option=value sets an option (default: nearest)"
     )
-    parser.add_argument(
-        "--matcher-weights",
-        type=Path,
-        metavar="FILE",
-        help="weights of lightglue or lighterglue, .safetensors or .pth (default: from the folder ANANET_WEIGHTS, else "
-        "downloaded)",
-    )
+    parser.add_argument("--matcher", default="nearest", metavar="NAME", help=text)
+    text = f"weights of lightglue or lighterglue, {WEIGHTS}"
+    parser.add_argument("--matcher-weights", type=Path, metavar="FILE", help=text)
 
 
 def matcher_name(arguments: argparse.Namespace) -> str:
-    """The matcher that was asked for, with the file of its weights."""
+    """The matcher, with the file of its weights."""
     weights: Path | None = arguments.matcher_weights
     return arguments.matcher if weights is None else f"{arguments.matcher}@weights={weights}"
 
 
 def detector_name(arguments: argparse.Namespace) -> str:
-    """The detector that was asked for, with the file of its weights, or what stands in its place."""
+    """The detector with the file of its weights, or the reader of stored features."""
     weights: Path | None = arguments.detector_weights
     features: Path | None = arguments.features
     if features is not None:
@@ -171,7 +138,3 @@ def detector_name(arguments: argparse.Namespace) -> str:
             raise InputError("--features: expected either --features or --detector-weights, got both")
         return f"stored@path={features}"
     return arguments.detector if weights is None else f"{arguments.detector}@weights={weights}"
-
-
-def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu or cuda (default: auto)")

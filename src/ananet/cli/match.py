@@ -12,22 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ananet._util.checks import check_positive, check_probability, check_whole_number
 from ananet._util.defaults import ESTIMATOR, MATCH_FILES, THRESHOLD_PIXELS
-from ananet.cli.arguments import (
-    add_cameras,
-    add_candidates,
-    add_detector,
-    add_json,
-    add_longest_side,
-    add_matcher,
-    add_pruner,
-    add_threshold,
-    check_cameras,
-    detector_name,
-    matcher_name,
-    print_json,
-    read_cameras,
-    read_longest_side,
-)
+from ananet.cli import arguments as shared
 from ananet.errors import InputError
 from ananet.io.files import check_output
 from ananet.io.pairs import read_pairs
@@ -58,19 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", type=Path, help=where)
     add("--save", type=Path, metavar="FILE", help="save the matches, .npz or .csv; for many pairs a folder of .npz")
     add("--show-removed", action="store_true", help="draw removed matches too, in red")
-    cameras = add_cameras(
+    cameras = shared.add_cameras(
         parser,
         "cameras, for a pose",
         "Cameras belong to the photo as viewers show it: EXIF orientation is applied on reading. By default, focal "
         "lengths are read from EXIF if both photos have them.",
     )
     cameras.add_argument("--no-exif", action="store_true", help="ignore focal lengths in EXIF")
-    add_detector(parser)
-    add_longest_side(parser)
-    add_candidates(parser)
-    add_matcher(parser)
-    add_pruner(parser)
-    add_threshold(parser)
+    shared.add_detector(parser)
+    shared.add_longest_side(parser)
+    shared.add_candidates(parser)
+    shared.add_matcher(parser)
+    shared.add_pruner(parser)
+    shared.add_threshold(parser)
     add(
         "--estimator",
         default=ESTIMATOR,
@@ -83,18 +68,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--confidence", type=float, metavar="C", help="confidence at which the estimator stops (default: 0.99999)")
     add("--refine", action="store_true", help="subpixel refinement of the second points of kept matches")
     add("--motions", action="store_true", help="find which kept matches move together, and colour them by motion")
-    add_json(parser)
+    shared.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    check_cameras(arguments)
+    shared.check_cameras(arguments)
     check_whole_number("--candidates", arguments.candidates, 1)
     if arguments.pose_threshold is not None:
         check_positive("--pose-threshold", arguments.pose_threshold, " of pixels")
     for name in ("threshold", "confidence"):
         if (value := getattr(arguments, name)) is not None:
             check_probability(f"--{name}", value)
-    side = read_longest_side(arguments)
+    side = shared.read_longest_side(arguments)
+    if arguments.images is not None and arguments.pairs is None:
+        raise InputError(f"--images: expected together with --pairs, got {arguments.images} alone")
     many = arguments.pairs is not None or len(arguments.photos) > 2
     pairs = _many_pairs(arguments) if many else [_one_pair(arguments)]
 
@@ -107,9 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
     given = {"threshold": arguments.pose_threshold, "confidence": arguments.confidence}
     matcher = PhotoMatcher(
         detector=load_detector(
-            detector_name(arguments), device=arguments.device, max_keypoints=arguments.max_keypoints, **side
+            shared.detector_name(arguments), device=arguments.device, max_keypoints=arguments.max_keypoints, **side
         ),
-        matcher=matcher_name(arguments),
+        matcher=shared.matcher_name(arguments),
         pruner=arguments.pruner,
         estimator=load_estimator(arguments.estimator, **{k: v for k, v in given.items() if v is not None}),
         threshold=arguments.threshold,
@@ -119,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         use_exif=not arguments.no_exif,
         device=arguments.device,
     )
-    cameras = read_cameras(arguments)
+    cameras = shared.read_cameras(arguments)
     for path in (path for pair in pairs for path in (pair.picture, pair.saved) if path is not None):
         path.parent.mkdir(parents=True, exist_ok=True)
     with progress_bar(matcher.pruner, arguments.max_keypoints * arguments.candidates):
@@ -128,9 +115,10 @@ def run(arguments: argparse.Namespace) -> int:
         found = matcher(pairs[0].image0, pairs[0].image1, **cameras)
     result = _write(found, pairs[0], arguments.show_removed)
     if arguments.json:
-        print_json(result)
+        shared.print_json(result)
     else:
-        _print(found, pairs[0])
+        print(found.summary())
+        print(f"picture    {result['picture']}" + (f"\nsaved      {result['saved']}" if result["saved"] else ""))
     return 0 if found.overlap.found else NO_OVERLAP
 
 
@@ -146,8 +134,6 @@ def _write(found: PhotoMatches, pair: Pair, show_removed: bool) -> dict[str, Any
 def _one_pair(arguments: argparse.Namespace) -> Pair:
     from ananet.io.images import check_image_file, check_picture
 
-    if arguments.images is not None:
-        raise InputError(f"--images: expected together with --pairs, got {arguments.images} alone")
     if len(arguments.photos) != 2:
         raise InputError(f"photos: expected two or more, or --pairs LIST, got {len(arguments.photos)}")
     image0, image1 = arguments.photos
@@ -167,8 +153,6 @@ def _one_pair(arguments: argparse.Namespace) -> Pair:
 
 def _many_pairs(arguments: argparse.Namespace) -> list[Pair]:
     if arguments.pairs is None:
-        if arguments.images is not None:
-            raise InputError(f"--images: expected together with --pairs, got {arguments.images} alone")
         listed = list(combinations(dict.fromkeys(arguments.photos), 2))
     else:
         if arguments.photos:
@@ -179,20 +163,19 @@ def _many_pairs(arguments: argparse.Namespace) -> list[Pair]:
         listed = list(dict.fromkeys((folder / a, folder / b) for _, (a, b) in read_pairs(arguments.pairs)))
     if not listed:
         raise InputError(f"{arguments.pairs or 'photos'}: expected at least one pair of photos, got none")
-    folders = {"output": arguments.output or FOLDER, "--save": arguments.save}
-    for option, folder in folders.items():
+    output, saved = arguments.output or FOLDER, arguments.save
+    for option, folder in (("output", output), ("--save", saved)):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise InputError(f"{option}: expected a folder for the results of many pairs, got the file {folder}")
     names = short_names([path for pair in listed for path in pair])
     inputs = {path.resolve() for path in names} | ({arguments.pairs.resolve()} if arguments.pairs else set())
     pairs: dict[str, Pair] = {}
-    for image0, image1 in listed:
-        name = f"{names[image0]}-{names[image1]}"
+    for one in listed:
+        name = "-".join(names[path] for path in one)
         if name in pairs:
-            one = pairs[name]
-            raise InputError(f"{one.image0} and {one.image1}: {name} would also be the output of {image0} and {image1}")
-        saved = None if arguments.save is None else arguments.save / f"{name}.npz"
-        pairs[name] = Pair(image0, image1, folders["output"] / f"{name}.png", saved)
+            first = f"{pairs[name].image0} and {pairs[name].image1}"
+            raise InputError(f"{first}: {name} would also be the output of {one[0]} and {one[1]}")
+        pairs[name] = Pair(*one, output / f"{name}.png", None if saved is None else saved / f"{name}.npz")
         if pairs[name].picture.resolve() in inputs:
             raise InputError(f"output: {pairs[name].picture} is an input and would be overwritten")
     return list(pairs.values())
@@ -242,68 +225,16 @@ def _match_many(
             line = f"not matched: {found}"
         else:
             apart += not found.overlap.found
-            results.append({**_write(found, pair, arguments.show_removed), "error": None})
-            line = _summary(found, pair)
+            result = {**_write(found, pair, arguments.show_removed), "error": None}
+            results.append(result)
+            line = ", ".join(filter(None, [found.one_line(), result["picture"], result["saved"]]))
         if not arguments.json:
             with bar.external_write_mode(file=sys.stdout):
                 # Flushed, so that a pipe gets it at once.
                 print(" ".join(names) + "  " + line, flush=True)
     if arguments.json:
-        print_json(results)
+        shared.print_json(results)
     if unreadable or apart:
         count = f"of {len(pairs)} pairs, {apart} do not seem to show the same scene and {unreadable} could not be used"
         print(count, file=sys.stderr)
     return UNREADABLE if unreadable else NO_OVERLAP if apart else 0
-
-
-def _summary(found: PhotoMatches, pair: Pair) -> str:
-    """One pair in one line."""
-    words = [] if found.overlap.found else ["no overlap"]
-    words.append(f"{found.count} of {len(found.matches)} kept" if found.count else "nothing kept")
-    if found.pose is not None:
-        rotation = ", rotation only" if found.rotation_only else ""
-        words.append(f"pose with {int(found.pose.inliers.sum())} inliers{rotation}")
-    return ", ".join([*words, *(str(path) for path in (pair.picture, pair.saved) if path is not None)])
-
-
-def _print(found: PhotoMatches, pair: Pair) -> None:
-    import numpy as np
-
-    from ananet.estimators.selection import IN_WORDS
-    from ananet.twoview.motions.grouping import in_words
-
-    print(f"keypoints  {len(found.features0)} and {len(found.features1)}")
-    kept = f"{found.count} kept" if found.count else "nothing kept"
-    print(f"matches    {len(found.matches)} putative, {kept} by {found.pruner}")
-    print(f"overlap    {found.overlap.summary}")
-    if found.refined is not None:
-        print(f"refined    {int(found.refined.aligned.sum())} of the kept, by fractions of a pixel")
-    cameras = found.cameras
-    if cameras.source == "exif" and cameras.K0 is not None and cameras.K1 is not None:
-        focal0, focal1 = round(cameras.K0[0, 0]), round(cameras.K1[0, 0])
-        print(f"camera     focal lengths {focal0} and {focal1} px from EXIF; --focal or --k0 override it")
-    if found.camera_doubt:
-        print(f"camera     doubtful: {found.camera_doubt}")
-    pose = found.pose
-    if pose is not None:
-        used = f"{found.pose_threshold:g} px, {IN_WORDS[found.match_selection]}"
-        print(f"pose       {found.estimator}, {used}: {int(pose.inliers.sum())} inliers")
-        if not found.overlap.found:
-            print("           not to be trusted: the photos do not seem to show the same scene")
-        if found.rotation_only:
-            print("           only the rotation can be trusted: the camera hardly moved")
-        print("  R  " + np.array2string(np.asarray(pose.R), precision=5, suppress_small=True, prefix="  R  "))
-        print("  t  " + np.array2string(np.asarray(pose.t), precision=5, suppress_small=True))
-    elif not found.count:
-        advice = "check the camera" if found.camera_doubt else "another --pruner may keep more"
-        print(f"pose       none: nothing was kept; {advice}")
-    elif cameras.source is not None:
-        print("pose       none found")
-    else:
-        print("pose       not estimated: give --k0 and --k1, or --focal")
-    if found.motions is not None:
-        print("motions    " + in_words(found.motions.to_dict()))
-    print("time       " + ", ".join(f"{step} {ms:.0f} ms" for step, ms in found.milliseconds.items()))
-    print(f"picture    {pair.picture}")
-    if pair.saved is not None:
-        print(f"saved      {pair.saved}")

@@ -15,6 +15,7 @@ from ananet.core.cameras import implausible
 from ananet.core.correspondences import PER_MATCH, Correspondences
 from ananet.errors import InputError
 from ananet.estimators import Pose
+from ananet.estimators.selection import IN_WORDS
 from ananet.features import Features
 from ananet.io.files import atomic_path, save_arrays
 from ananet.io.images import as_photo, save_picture
@@ -22,6 +23,7 @@ from ananet.pruners import Pruned
 from ananet.twoview.cameras import Cameras
 from ananet.twoview.drawing import Panel, draw_matches, draw_motions, make_panel
 from ananet.twoview.motions import Motions
+from ananet.twoview.motions.grouping import in_words
 from ananet.twoview.overlap import Overlap
 from ananet.twoview.refinement import Refined
 
@@ -121,6 +123,51 @@ class PhotoMatches:
         words = [plus if value > 0 else minus for value, plus, minus in directions if abs(value) >= MIN_COMPONENT]
         agree = f"{int(self.pose.inliers.sum())} matches agree with this."
         return f"{turned} and moved {' and '.join(words)}. {agree}{doubt}"
+
+    def one_line(self) -> str:
+        """Kept matches and inliers of the pose, for lists of many pairs."""
+        words = [] if self.overlap.found else ["no overlap"]
+        words.append(f"{self.count} of {len(self.matches)} kept" if self.count else "nothing kept")
+        if self.pose is not None:
+            rotation = ", rotation only" if self.rotation_only else ""
+            words.append(f"pose with {int(self.pose.inliers.sum())} inliers{rotation}")
+        return ", ".join(words)
+
+    def summary(self) -> str:
+        """Everything that is known about the two photos, in lines of text."""
+        kept = f"{self.count} kept" if self.count else "nothing kept"
+        lines = [
+            f"keypoints  {len(self.features0)} and {len(self.features1)}",
+            f"matches    {len(self.matches)} putative, {kept} by {self.pruner}",
+            f"overlap    {self.overlap.summary}",
+        ]
+        if self.refined is not None:
+            lines.append(f"refined    {int(self.refined.aligned.sum())} of the kept, by fractions of a pixel")
+        if self.cameras.source == "exif" and self.cameras.K0 is not None and self.cameras.K1 is not None:
+            focal = f"{self.cameras.K0[0, 0]:.0f} and {self.cameras.K1[0, 0]:.0f}"
+            lines.append(f"camera     focal lengths {focal} px from EXIF, unless you give others")
+        if self.camera_doubt:
+            lines.append(f"camera     doubtful: {self.camera_doubt}")
+        if self.pose is not None:
+            used = f"{self.pose_threshold:g} px, {IN_WORDS[self.match_selection]}"
+            lines.append(f"pose       {self.estimator}, {used}: {int(self.pose.inliers.sum())} inliers")
+            if not self.overlap.found:
+                lines.append("           not to be trusted: the photos do not seem to show the same scene")
+            if self.rotation_only:
+                lines.append("           only the rotation can be trusted: the camera hardly moved")
+            for name, value in (("R", self.pose.R), ("t", self.pose.t)):
+                text = np.array2string(_numpy(value), precision=5, suppress_small=True, prefix="  R  ")
+                lines.append(f"  {name}  {text}")
+        elif not self.count:
+            advice = "check the camera" if self.camera_doubt else "another pruner may keep more"
+            lines.append(f"pose       none: nothing was kept; {advice}")
+        else:
+            unknown = "not estimated: the focal length is not known, give it or the camera matrices"
+            lines.append(f"pose       {unknown if self.cameras.source is None else 'none found'}")
+        if self.motions is not None:
+            lines.append("motions    " + in_words(self.motions.to_dict()))
+        times = ", ".join(f"{step} {taken:.0f} ms" for step, taken in self.milliseconds.items())
+        return "\n".join([*lines, f"time       {times}"])
 
     def to_dict(self, *, matches: bool = False) -> dict[str, Any]:
         """Plain numbers, lists and strings, for JSON.
