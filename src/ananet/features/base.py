@@ -15,7 +15,6 @@ from torch import Tensor
 from ananet._util.checks import check_whole_number, is_number
 from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS
 from ananet.errors import InputError
-from ananet.io.images import reduce
 
 # More keypoints than any photo has.
 KEYPOINT_LIMIT = 10_000_000
@@ -121,6 +120,8 @@ class ImageDetector(Detector):
         """Return the features of an image that was checked and scaled: at most `max_keypoints`, strongest first."""
 
     def detect(self, image: np.ndarray, path: Path | None = None, size: tuple[int, int] | None = None) -> Features:
+        from ananet.io.images import reduce  # networks alone need no OpenCV
+
         check_image(image)
         return self.extract(reduce(image, self.longest_side)[0]).in_pixels_of((image.shape[1], image.shape[0]))
 
