@@ -194,7 +194,8 @@ def test_scenes_can_be_left_out(pairs):
 
 def test_any_stored_pairs_give_batches(pairs, tmp_path):
     pytest.importorskip("h5py")
-    from ananet.datasets.formats.oanet import OANetDump, write_oanet_dump
+    from ananet.datasets.formats.oanet import OANetDump
+    from tests.datasets.oanet_dumps import write_oanet_dump
 
     write_oanet_dump(tmp_path / "dump.h5", pairs)
     batch = PairBatches(OANetDump(tmp_path / "dump.h5"), BatchSettings(4, 100))[0]

@@ -88,7 +88,7 @@ def test_shards(world, tmp_path):
 
 def test_oanet_dump(tmp_path):
     pytest.importorskip("h5py")
-    from ananet.datasets.formats.oanet import write_oanet_dump
+    from tests.datasets.oanet_dumps import write_oanet_dump
 
     problem = make_problem()
     pair = LabelledPair.from_pose("0", problem.matches, problem.R, problem.t)

@@ -1,4 +1,4 @@
-"""What all training and test data comes down to: photos with cameras, pairs with labels, batches."""
+"""Photos with cameras, labelled pairs and batches: what all data sources provide."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ananet.core.correspondences import Correspondences
 from ananet.core.metrics import PoseError
 from ananet.estimators.base import Pose
 
-# Without a baseline there is no epipolar geometry to label matches by; OANet drops such pairs too.
+# Without a baseline there is no epipolar geometry to label matches by, as in OANet.
 MIN_BASELINE = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
 class PosedImage:
-    """A photo whose camera is known. Pixel coordinates follow OpenCV: the first pixel's centre is (0, 0)."""
+    """A photo with known camera. As in OpenCV, the centre of the first pixel is (0, 0)."""
 
     path: Path
     K: np.ndarray
@@ -33,9 +33,9 @@ class PosedImage:
     t: np.ndarray
     """[3] world-to-camera translation."""
     distortion: tuple[str, tuple[float, ...]] | None = None
-    """COLMAP camera model and its coefficients where the lens distorts; None for a pinhole."""
+    """COLMAP camera model and its distortion coefficients; None for a pinhole."""
     size: tuple[int, int] | None = None
-    """(width, height) that the camera was calibrated for, where known."""
+    """(width, height) that the camera was calibrated for, if known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,8 @@ class PosedPair:
     image1: PosedImage
     name: str = ""
     rotations: tuple[int, int] = (0, 0)
-    """Quarter turns counter-clockwise that bring the photos upright. Cameras and poses belong to the photos as they
-    are stored; `relative_pose` and `photo_features` turn them along."""
+    """Quarter turns counter-clockwise that bring the photos upright. Cameras and poses are those of the stored photos;
+    `relative_pose` and `photo_features` apply the turns."""
 
     def relative_pose(self) -> tuple[Tensor, Tensor]:
         """R [3 x 3] and t [3] from the first camera to the second, with the photos upright; t has any length."""
@@ -72,7 +72,9 @@ class PosedScene:
     images: dict[str, PosedImage]
     """By name."""
     pairs: list[PosedPair] | None = None
-    """The pairs a protocol prescribes; None where any two photos may be paired."""
+    """The pairs of a protocol; None if any two photos may be paired."""
+    missing: tuple[str, ...] = ()
+    """Names of images of the model that have no photo."""
 
     def all_pairs(self) -> list[PosedPair]:
         """The prescribed pairs, or any two photos."""
@@ -84,21 +86,21 @@ class PosedScene:
 
 @dataclass(frozen=True, eq=False)
 class LabelledPair:
-    """Putative matches of one image pair, and the truth about them."""
+    """Putative matches of one image pair with their labels."""
 
     name: str
     matches: Correspondences
     inlier: Tensor
     """[N] bool: which matches are right."""
     distance: Tensor | None = None
-    """[N] squared symmetric epipolar distance, calibrated; None where the truth is not a single geometry."""
+    """[N] squared symmetric epipolar distance, calibrated; None if there is no single geometry."""
     R: Tensor | None = None
     """[3 x 3] true rotation from the first camera to the second."""
     t: Tensor | None = None
     """[3] true direction of translation, of length 1."""
     scene: str = ""
     paths: tuple[Path, Path] | None = None
-    """The two photos, where there are any."""
+    """The two photos, if any."""
 
     @classmethod
     def from_pose(
@@ -110,7 +112,7 @@ class LabelledPair:
         scene: str = "",
         paths: tuple[Path, Path] | None = None,
     ) -> LabelledPair:
-        """Labels calibrated matches by their distance to the true epipolar geometry."""
+        """Label calibrated matches by their distance to the true epipolar geometry."""
         R, t = R.double(), t.double()
         t = t / t.norm()
         rays = matches._as_tensors().normalized().double()
@@ -120,7 +122,7 @@ class LabelledPair:
         return cls(name, matches, distance < INLIER_DISTANCE, distance, R, t, scene, paths)
 
     def pose_error(self, pose: Pose | None) -> PoseError:
-        """How far an estimate is from the true pose."""
+        """Return the error of an estimated pose."""
         assert self.R is not None and self.t is not None
         if pose is None:
             return PoseError.of_failure()
@@ -145,9 +147,9 @@ class Batch:
     mutual: Tensor
     """[B x N] bool."""
     sizes: Tensor
-    """[B x N x 2] keypoint sizes, normalised as the points are; NaN where not known."""
+    """[B x N x 2] keypoint sizes, normalised as the points are; NaN if unknown."""
     angles: Tensor
-    """[B x N x 2] keypoint orientations in radians; NaN where not known."""
+    """[B x N x 2] keypoint orientations in radians; NaN if unknown."""
     mask: Tensor
     """[B x N] bool: which matches exist."""
     R: Tensor

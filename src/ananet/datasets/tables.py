@@ -1,8 +1,8 @@
-"""Many pairs as flat tensors: what shards hold and batches are drawn from. Torch and numpy are enough.
+"""Many pairs as flat tensors: the content of shards, from which batches are drawn.
 
 Keypoints are stored once per image, a pair as indices into them: match k of a pair joins keypoint k of its first image
 to keypoint `index[k]` of its second. At 2000 keypoints an image takes 24 KB and a pair 6.3 KB. Epipolar distances are
-not stored: they follow from the points and the pose.
+computed from points and pose.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.core.cameras import camera_parameters
+from ananet.core.cameras import camera_matrices, camera_parameters
+from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair
 from ananet.errors import InputError
 
@@ -65,8 +66,36 @@ class PairTable:
     def to(self, device: str | torch.device) -> PairTable:
         return PairTable(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
+    def matches(self, number: int) -> Correspondences:
+        """Return the matches of one pair."""
+        start, end = self.pair_start[number : number + 2].tolist()
+        images, count = self.pair_images[number], end - start
+        index = torch.stack([torch.arange(count), self.index[start:end].long()], dim=1)
+        first, second = (self.image_start[images] + index).unbind(1)
+        known = {
+            f"{argument}{n}": values[keypoints].float()
+            for argument, values in (("keypoint_sizes", self.sizes), ("angles", self.angles))
+            # Values that one of the two images lacks are of no use.
+            if values[first].isfinite().all() and values[second].isfinite().all()
+            for n, keypoints in enumerate((first, second))
+        }
+        (K0, K1), (image_size0, image_size1) = camera_matrices(self.image_camera[images]), self.image_size[images]
+        matches = Correspondences(
+            self.points[first],
+            self.points[second],
+            K0=K0,
+            K1=K1,
+            image_size0=image_size0,
+            image_size1=image_size1,
+            ratio=self.ratio[start:end].float() / RATIO_STEPS,
+            mutual=self.mutual[start:end],
+            indices=index,
+            **known,
+        )
+        return matches.replace(given_as_numpy=True)
+
     def check(self, where: str) -> None:
-        """Raises where the table contradicts itself: it may come from a damaged file."""
+        """Raise if columns contradict each other, as in a damaged file."""
         check_starts("image_start", self.image_start, len(self.points), where)
         check_starts("pair_start", self.pair_start, len(self.index), where)
         check_counts({field.name: len(getattr(self, field.name)) for field in fields(self)}, where)
@@ -87,17 +116,17 @@ class PairTable:
 
 
 def check_starts(name: str, start: Tensor, entries: int, where: str) -> None:
-    """Raises unless `start` divides so many entries: it begins at 0, ends with them, and never goes back."""
-    # Compared as they are: a difference of two huge numbers may overflow.
+    """Raise unless `start` divides the entries: from 0 to their number, never decreasing."""
+    # Not diff(), which may overflow.
     if len(start) == 0 or start[0] != 0 or start[-1] != entries or (start[1:] < start[:-1]).any():
         raise InputError(f"{where}: {name} does not fit the {entries} entries it divides")
 
 
 def check_counts(counts: Mapping[str, int], where: str, packed: int = 1) -> None:
-    """Raises unless the columns of a table have as many entries as belong together.
+    """Raise unless the lengths of a table's columns fit each other.
 
     Args:
-        packed: how many mutual flags are stored together; their count is rounded up to whole ones.
+        packed: mutual flags per stored entry; their count is rounded up to a multiple.
     """
     images, pairs = counts["image_start"] - 1, counts["pair_start"] - 1
     expected = {
@@ -111,7 +140,7 @@ def check_counts(counts: Mapping[str, int], where: str, packed: int = 1) -> None
 
 
 def join(tables: Sequence[PairTable]) -> PairTable:
-    """One table after another; image numbers and starts are moved along."""
+    """Concatenate tables, with image numbers and starts shifted."""
     image_shift = np.cumsum([0, *(table.images for table in tables)]).tolist()
 
     def cat_starts(name: str) -> Tensor:
@@ -145,7 +174,7 @@ def table_from_arrays(
         )
 
     def per_keypoint(name: str) -> list[np.ndarray]:
-        """What some images know of their keypoints, and others do not."""
+        """Values of all keypoints; NaN for images without."""
         return [np.full(len(i["points"]), np.nan) if i[name] is None else i[name] for i in images]  # type: ignore[arg-type, misc]
 
     return PairTable(
@@ -166,7 +195,7 @@ def table_from_arrays(
 
 
 def table_of_pairs(pairs: Iterable[LabelledPair]) -> PairTable:
-    """Calibrated pairs with poses as a table, each with two images of its own."""
+    """Make a table of calibrated pairs with poses, each with two images of its own."""
     images: list[dict[str, np.ndarray | None]] = []
     rows: list[dict[str, np.ndarray]] = []
     for pair in pairs:
@@ -177,7 +206,7 @@ def table_of_pairs(pairs: Iterable[LabelledPair]) -> PairTable:
             (m.points0, m.K0, m.image_size0, m.keypoint_sizes0, m.angles0),
             (m.points1, m.K1, m.image_size1, m.keypoint_sizes1, m.angles1),
         ):
-            # Where the size is not known, the principal point is taken for the middle of the image.
+            # Without a size, the principal point is taken for the centre of the image.
             extent = np.array(size) if size is not None else 2 * K[:2, 2].cpu().numpy() + 1
             images.append(
                 {
@@ -195,7 +224,7 @@ def table_of_pairs(pairs: Iterable[LabelledPair]) -> PairTable:
                 "R": pair.R.cpu().numpy(),
                 "t": pair.t.cpu().numpy(),
                 "index": np.arange(count),
-                # Nothing speaks for a match whose ratio nobody knows.
+                # An unknown ratio counts as the worst.
                 "ratio": np.ones(count) if m.ratio is None else m.ratio.cpu().numpy(),
                 "mutual": np.zeros(count, bool) if m.mutual is None else m.mutual.cpu().numpy(),
             }

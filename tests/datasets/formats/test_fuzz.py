@@ -3,7 +3,7 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,7 +190,7 @@ def write_dump(folder: Path) -> None:
 def read_dump(folder: Path) -> None:
     from ananet.datasets.formats.oanet import OANetDump
 
-    with OANetDump(folder / "dump.h5") as dump:
+    with closing(OANetDump(folder / "dump.h5")) as dump:
         for number in range(min(len(dump), 50)):
             try:
                 dump[number]

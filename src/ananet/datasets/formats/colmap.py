@@ -1,6 +1,5 @@
-"""COLMAP models, text and binary: photos with cameras and poses.
+"""Photos with cameras and poses from COLMAP models, text and binary; COLMAP itself is not needed.
 
-Only cameras and images are read, by a small parser of their own format; COLMAP itself is not needed.
 COLMAP puts the centre of the first pixel at (0.5, 0.5). Principal points are moved to OpenCV's (0, 0) on reading.
 """
 
@@ -10,7 +9,7 @@ import logging
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from ananet.core.cameras import CAMERA_MODELS, MODEL_NAMES, Camera, parse_camera
 from ananet.datasets.base import PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import PosedPhotos
 from ananet.errors import InputError
-from ananet.io.files import read_lines
+from ananet.io.files import read_lines, read_rows
 from ananet.io.pairs import read_pairs
 
 logger = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class PosedScenes(PosedPhotos):
 
 
 def find_scenes(path: Path) -> list[Path]:
-    """The folder itself if it is a scene, and the scenes in it, by name."""
+    """Return the folder itself if it is a scene, and the scenes in it, by name."""
     return [folder for folder in (path, *sorted(path.iterdir())) if (folder / "sparse").is_dir()]
 
 
@@ -57,9 +56,9 @@ class ImageRow:
 
 
 def read_posed_scene(folder: str | Path) -> PosedScene:
-    """A scene laid out as `images/` beside `sparse/` or `sparse/0/`, with an optional `pairs.txt`.
+    """Read a scene laid out as `images/` beside `sparse/` or `sparse/0/`, with an optional pair list `pairs.txt`.
 
-    `pairs.txt` holds two image names a line. A pair whose photo is missing is left out, and logged.
+    Pairs with a missing photo are left out, and logged.
     """
     folder = Path(folder)
     if not (folder / "images").is_dir():
@@ -68,38 +67,29 @@ def read_posed_scene(folder: str | Path) -> PosedScene:
     model = next((path for path in candidates if _suffix(path)), None)
     if model is None:
         raise InputError(f"folder: expected a COLMAP model in {candidates[0]} or {candidates[1]}, there is none")
-    scene, missing = _read_scene(model, folder / "images", folder.resolve().name)
+    scene = read_colmap(model, folder / "images", folder.resolve().name)
     if not (folder / "pairs.txt").exists():
         return scene
-    names = _read_pairs(folder / "pairs.txt", known={*scene.images, *missing})
-    complete = [pair for pair in names if all(name in scene.images for name in pair)]
-    if len(complete) < len(names):
-        logger.warning(
-            "%s: %d of %d pairs left out, their photos are missing", folder, len(names) - len(complete), len(names)
-        )
-    pairs = [PosedPair(scene.images[a], scene.images[b], f"{a}-{b}") for a, b in complete]
-    return PosedScene(scene.name, scene.images, pairs)
+    listed = list(read_pairs(folder / "pairs.txt"))
+    for where, names in listed:
+        if not {*scene.images, *scene.missing}.issuperset(names):
+            raise InputError(f"{where}: expected two names of images of the model, got {' and '.join(names)}")
+    complete = [names for _, names in listed if scene.images.keys() >= set(names)]
+    if len(complete) < len(listed):
+        left_out = len(listed) - len(complete)
+        logger.warning("%s: %d of %d pairs left out, their photos are missing", folder, left_out, len(listed))
+    return replace(scene, pairs=[PosedPair(scene.images[a], scene.images[b], f"{a}-{b}") for a, b in complete])
 
 
 def read_colmap(folder: str | Path, image_folder: str | Path | None = None, name: str | None = None) -> PosedScene:
-    """The images of a COLMAP model (`cameras` and `images`, `.bin` or else `.txt`) with their cameras and poses.
+    """Read the images of a COLMAP model (`cameras` and `images`, `.bin` or else `.txt`) with cameras and poses.
 
     Args:
-        folder: holds the model.
-        image_folder: holds the photos. Those of the model that are not there are left out, and logged by name.
-            Without it no photo is looked for, and paths are the bare names.
-        name: of the scene; the folder's unless given.
-
-    The `distortion` of an image is (model, coefficients): what is left of the camera's parameters once focal
-    lengths and principal point have gone into K.
+        folder: of the model.
+        image_folder: of the photos; missing ones are left out, and logged. Without it, paths are the bare names.
+        name: of the scene; None for the folder's.
     """
     folder = Path(folder)
-    scene, _ = _read_scene(folder, image_folder, folder.resolve().name if name is None else name)
-    return scene
-
-
-def _read_scene(folder: Path, image_folder: str | Path | None, name: str) -> tuple[PosedScene, list[str]]:
-    """The scene, and the names of the images whose photos are missing."""
     cameras, rows = _read_cameras(folder), _read_images(folder)
     if not rows:
         raise InputError(f"folder: expected a model with images, {folder} has none")
@@ -121,7 +111,7 @@ def _read_scene(folder: Path, image_folder: str | Path | None, name: str) -> tup
         logger.warning("%s: %d of %d photos are not in %s: %s", folder, len(missing), len(rows), image_folder, missing)
     if not images:
         raise InputError(f"image_folder: expected the photos of {folder}, {image_folder} has none of its {len(rows)}")
-    return PosedScene(name, images), missing
+    return PosedScene(folder.resolve().name if name is None else name, images, missing=tuple(missing))
 
 
 def _rotation(quaternion: np.ndarray, where: str) -> np.ndarray:
@@ -140,7 +130,7 @@ def _rotation(quaternion: np.ndarray, where: str) -> np.ndarray:
 
 
 def _suffix(folder: Path) -> str | None:
-    """Which of the two formats a folder holds, binary first as in COLMAP; None for neither."""
+    """Return the format of the model in a folder, binary first as in COLMAP; None without a model."""
     for suffix in (".bin", ".txt"):
         if all((folder / f"{part}{suffix}").is_file() for part in ("cameras", "images")):
             return suffix
@@ -165,10 +155,7 @@ def _read_images(folder: Path) -> list[ImageRow]:
 
 
 def _text_cameras(path: Path) -> Iterator[tuple[int, Camera]]:
-    for number, line in _lines(path):
-        if not line or line.startswith("#"):
-            continue
-        where = f"{path}, line {number}"
+    for where, line in read_rows(path):
         fields = line.split()
         try:
             identity, model_name, size = int(fields[0]), fields[1], (int(fields[2]), int(fields[3]))
@@ -179,7 +166,7 @@ def _text_cameras(path: Path) -> Iterator[tuple[int, Camera]]:
 
 
 def _text_images(path: Path) -> Iterator[ImageRow]:
-    lines = _lines(path)
+    lines = iter(enumerate(read_lines(path), start=1))
     for number, line in lines:
         if not line or line.startswith("#"):
             continue
@@ -204,11 +191,6 @@ def _image_row(name: str, camera: int, pose: list[float], where: str) -> ImageRo
     if not all(map(math.isfinite, pose)):
         raise InputError(f"{where}: expected a finite pose, got {pose}")
     return ImageRow(name, camera, np.array(pose[:4]), np.array(pose[4:]))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines without surrounding blanks."""
-    return iter(enumerate(read_lines(path), start=1))
 
 
 class _BinaryReader:
@@ -261,12 +243,3 @@ def _binary_images(path: Path) -> Iterator[ImageRow]:
         name = reader.text()
         yield _image_row(name, int(camera), pose, f"{path}, image {identity}")
         reader.skip(24 * int(reader.take("Q")[0]))
-
-
-def _read_pairs(path: Path, known: set[str]) -> list[tuple[str, str]]:
-    pairs = []
-    for where, names in read_pairs(path):
-        if not known.issuperset(names):
-            raise InputError(f"{where}: expected two names of images of the model, got {' and '.join(names)}")
-        pairs.append(names)
-    return pairs

@@ -11,14 +11,12 @@ The dumps of all descriptors (sift-2000, superpoint-1024) and of all splits shar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ananet._util.defaults import INLIER_DISTANCE
 from ananet.core.cameras import camera_matrix, project
@@ -26,37 +24,23 @@ from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair, PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import PosedPhotos, StoredPairs
 from ananet.errors import InputError
-from ananet.io.files import atomic_path, read_lines
+from ananet.io.files import read_lines
 from ananet.io.hdf5 import hdf5_errors, import_h5py, open_hdf5, read_dataset
 
 GROUPS = ("xs", "ys", "Rs", "ts", "ratios", "mutuals", "cx1s", "cy1s", "cx2s", "cy2s", "f1s", "f2s")
 
-# What the paper tests on; all other scenes are for training and validation.
-YFCC_TEST_SCENES = ("buckingham_palace", "notre_dame_front_facade", "reichstag", "sacre_coeur")
-SUN3D_TEST_SCENES = (
-    *(f"te-brown{number}" for number in range(1, 6)),
-    "te-hotel1",
-    *(f"te-harvard{number}" for number in range(1, 5)),
-    *(f"te-mit{number}" for number in range(1, 6)),
-)
-# Pairs of a raw scene count if more than so many 3D points are seen in both images.
+# Pairs of a raw scene have more than so many 3D points in common.
 MIN_COMMON_POINTS = 50
-# Of one pair, or of one camera: more than any image has keypoints.
+# Limit for the arrays of one pair or camera.
 MAX_NUMBERS = 2**24
-# OANet's own seed: the same pairs are drawn from a scene as its authors drew.
+# OANet's own seed, for the same order of pairs.
 PAIR_SEED = 1234
 
 
 class OANetDump(StoredPairs):
-    """The pairs of a dump, each read when it is asked for.
+    """The pairs of a dump, read one at a time; points are in pixels, for estimators with thresholds in pixels.
 
-    Args:
-        path: of the HDF5 file.
-        scenes: where given, the file holds equally many pairs of each in this order, as YFCC's test dump does of
-            `YFCC_TEST_SCENES`; pairs then know their scene.
-
-    Points come back in pixels, with K, so that estimators can be given thresholds in pixels. It can be sent to
-    worker processes: each opens the file for itself.
+    It can be sent to worker processes: each opens the file for itself.
     """
 
     name = "OANet dump"
@@ -66,9 +50,8 @@ class OANetDump(StoredPairs):
     def recognises(cls, path: Path) -> bool:
         return path.is_file() and path.suffix in (".h5", ".hdf5")
 
-    def __init__(self, path: str | Path, scenes: Sequence[str] = ()) -> None:
+    def __init__(self, path: str | Path) -> None:
         super().__init__(Path(path))
-        self.scenes = tuple(scenes)
         self._file: Any = None
         with hdf5_errors(self.path):
             file = self._open()
@@ -77,8 +60,6 @@ class OANetDump(StoredPairs):
                 expected = f"the groups {', '.join(GROUPS)} in {path}"
                 raise InputError(f"path: expected {expected}, missing {', '.join(missing)}")
             self._length = len(file["xs"])
-        if scenes and self._length % len(scenes):
-            raise InputError(f"scenes: expected equally many pairs of {len(scenes)} scenes, got {self._length} pairs")
 
     def _open(self) -> Any:
         if self._file is None:
@@ -93,36 +74,21 @@ class OANetDump(StoredPairs):
             self._file.close()
         self._file = None
 
-    def __enter__(self) -> OANetDump:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, number: int) -> LabelledPair:
         if not 0 <= number < len(self):
             raise IndexError(f"pair {number} of {len(self)}")
-        return self._read(number, self._scene(number))
-
-    def scene_of_pairs(self) -> list[str]:
-        return [self._scene(number) for number in range(len(self))]
-
-    def _scene(self, number: int) -> str:
-        return self.scenes[number * len(self.scenes) // len(self)] if self.scenes else ""
-
-    def _read(self, index: int, scene: str) -> LabelledPair:
-        values = {group: _numbers(self.path, self._open(), f"{group}/{index}") for group in GROUPS}
+        values = {group: _numbers(self.path, self._open(), f"{group}/{number}") for group in GROUPS}
         count = values["xs"].size // 4
         expected = {"xs": 4 * count, "ys": count, "ratios": count, "mutuals": count, "Rs": 9, "ts": 3}
         expected |= {"f1s": 2, "f2s": 2, "cx1s": 1, "cy1s": 1, "cx2s": 1, "cy2s": 1}
         for group, size in expected.items():
             if values[group].size != size:
-                raise InputError(f"{self.path}, {group}/{index}: expected {size} numbers, got {values[group].size}")
+                raise InputError(f"{self.path}, {group}/{number}: expected {size} numbers, got {values[group].size}")
         if not (np.isfinite(values["Rs"]).all() and np.isfinite(values["ts"]).all()):
-            raise InputError(f"{self.path}: expected a finite pose of pair {index}, got NaN or infinity")
+            raise InputError(f"{self.path}: expected a finite pose of pair {number}, got NaN or infinity")
         K0, K1 = (camera_matrix(*values[f"f{n}s"], *values[f"cx{n}s"], *values[f"cy{n}s"]) for n in (1, 2))
         rays = values["xs"].reshape(count, 4)
         matches = Correspondences(
@@ -130,60 +96,24 @@ class OANetDump(StoredPairs):
             project(rays[:, 2:], K1),
             K0=K0,
             K1=K1,
-            # Two equal descriptors in the second image make 0 / 0: as doubtful as can be.
+            # Two equal descriptors in the second image make 0 / 0, the worst ratio.
             ratio=np.nan_to_num(values["ratios"], nan=1.0).clip(0, 1),
             mutual=values["mutuals"] > 0.5,
         )
         distance = torch.from_numpy(values["ys"]).float()
         return LabelledPair(
-            str(index),
+            str(number),
             matches,
             distance < INLIER_DISTANCE,
             distance,
             torch.from_numpy(values["Rs"].reshape(3, 3)),
             torch.from_numpy(values["ts"]),
-            scene,
         )
 
 
 def _numbers(path: Path, file: Any, name: str) -> np.ndarray:
     """Return a dataset as a flat float64 array."""
     return read_dataset(path, file, name, MAX_NUMBERS).astype(np.float64).reshape(-1)
-
-
-def write_oanet_dump(path: str | Path, pairs: Iterable[LabelledPair]) -> None:
-    """Writes pairs in OANet's layout. They need cameras, ratio, mutual flags, pose and distances."""
-    h5py = import_h5py()
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
-        groups = {name: file.create_group(name) for name in GROUPS}
-        for index, pair in enumerate(pairs):
-            for name, values in _dump_values(pair).items():
-                groups[name].create_dataset(str(index), data=values.astype(np.float32))
-
-
-def _dump_values(pair: LabelledPair) -> dict[str, np.ndarray]:
-    matches = pair.matches._as_tensors()
-
-    def given(name: str, value: Tensor | None) -> np.ndarray:
-        if value is None:
-            raise InputError(f"pairs: expected {name} of every pair, pair {pair.name!r} has none")
-        return value.detach().cpu().double().numpy()
-
-    K0, K1 = given("K0", matches.K0), given("K1", matches.K1)
-    return {
-        "xs": given("points", matches.normalized())[None],
-        "ys": given("distance", pair.distance)[:, None],
-        "Rs": given("R", pair.R),
-        "ts": given("t", pair.t).reshape(3, 1),
-        "ratios": given("ratio", matches.ratio),
-        "mutuals": given("mutual", matches.mutual),
-        "cx1s": K0[:1, 2],
-        "cy1s": K0[1:2, 2],
-        "cx2s": K1[:1, 2],
-        "cy2s": K1[1:2, 2],
-        "f1s": K0[[0, 1], [0, 1]][None],
-        "f2s": K1[[0, 1], [0, 1]][None],
-    }
 
 
 class OANetRawScenes(PosedPhotos):
@@ -204,11 +134,11 @@ def _raw_scenes(path: Path) -> list[Path]:
     return [folder for folder in (path, *sorted(path.iterdir())) if (folder / "visibility.txt").is_file()]
 
 
-def read_raw_scene(folder: str | Path, most_pairs: int | None = None) -> PosedScene:
-    """A scene before matching: `images.txt`, `calibration.txt` and `visibility.txt`, each a list of files.
+def read_raw_scene(folder: str | Path) -> PosedScene:
+    """Read a scene before matching: `images.txt`, `calibration.txt` and `visibility.txt`, each a list of files.
 
-    Both directions of a pair count, if more than 50 points are seen in both. OANet trains on 10,000 pairs a scene
-    and validates on 100: `most_pairs` draws the same ones. (Its test pairs are prescribed; take those from the dump.)
+    Pairs that have more than 50 points in common, in both directions and in OANet's order. OANet trains on the first
+    10,000 pairs of a scene and validates on 100; its test pairs are in the dump.
     """
     folder = Path(folder)
     names, cameras, visible = (_read_list(folder / f"{name}.txt") for name in ("images", "calibration", "visibility"))
@@ -223,18 +153,18 @@ def read_raw_scene(folder: str | Path, most_pairs: int | None = None) -> PosedSc
         if len(counts) != len(names):
             raise InputError(f"{folder / name}: expected {len(names)} numbers, got {len(counts)}")
     pairs = [(i, j) for i, j in product(range(len(names)), repeat=2) if i != j and common[i][j] > MIN_COMMON_POINTS]
-    order = np.random.RandomState(PAIR_SEED).permutation(len(pairs))[:most_pairs]
+    order = np.random.RandomState(PAIR_SEED).permutation(len(pairs))
     chosen = [(names[pairs[k][0]], names[pairs[k][1]]) for k in order]
     listed = [PosedPair(images[a], images[b], f"{a}-{b}") for a, b in chosen]
     return PosedScene(folder.resolve().name, images, listed)
 
 
 def _read_camera(path: Path, image: Path) -> PosedImage:
-    """A calibration file: K, with the principal point as an offset from the image centre, R, T and imsize (w, h)."""
+    """Read K, with the principal point as an offset from the image centre, R, T and imsize (w, h)."""
     with open_hdf5(path) as file:
         K, R, T, size = (_numbers(path, file, name) for name in ("K", "R", "T", "imsize"))
     if [len(K), len(R), len(T), len(size)] != [9, 9, 3, 2] or not np.isfinite(np.r_[K, R, T, size]).all():
-        raise InputError(f"{path}: expected K (3, 3), R (3, 3), T (3,) and imsize (2,) of finite numbers, got others")
+        raise InputError(f"{path}: expected finite K (3, 3), R (3, 3), T (3,), imsize (2,), got {K}, {R}, {T}, {size}")
     if K[0] <= 0 or K[4] <= 0 or size.min() <= 0:
         found = f"K {K.tolist()}, imsize {size.tolist()}"
         raise InputError(f"{path}: expected positive focal lengths and sizes, got {found}")
@@ -248,9 +178,9 @@ def _read_list(path: Path) -> list[str]:
 
 
 def _read_counts(path: Path) -> np.ndarray:
-    """How many points an image has in common with every one, blanks or lines between them."""
+    """Numbers of points in common with every image, separated by blanks or lines."""
     words = " ".join(_read_list(path)).split()
     try:
         return np.array(words, np.float64)
-    except ValueError:
-        raise InputError(f"{path}: expected numbers, got others") from None
+    except ValueError as error:
+        raise InputError(f"{path}: expected numbers ({error})") from None
