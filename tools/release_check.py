@@ -22,8 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Quick, and of every layer: geometry, weights, networks, pruners, files, a command.
-SHORT = ("test_geometry.py", "test_weights.py", "test_files.py", "networks", "pruners", "cli/test_prune.py")
-TEST_PACKAGES = ("pytest>=8.3", "hypothesis>=6.100", "h5py>=3.11")
+SHORT = ("core/test_geometry.py", "weights", "io/test_files.py", "networks", "pruners", "cli/test_prune.py")
+TEST_PACKAGES = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100", "h5py>=3.11")
 # What a wheel without would be useless, or not be what it says.
 EXPECTED = ("ananet/py.typed", "ananet/weights/", "ananet/recipes/", "licenses/LICENSE", "entry_points.txt")
 

@@ -1,15 +1,15 @@
-"""The two ways a caller can be told that something on their side needs to change."""
+"""The exceptions that ananet raises."""
 
 
 class InputError(ValueError):
-    """An argument is wrong: the message names it, says what was expected and what came."""
+    """An argument is wrong. The message names it, what was expected and what was given."""
 
 
 class MissingExtraError(ImportError):
-    """An optional dependency is not installed: the message says how to get it."""
+    """An optional dependency is not installed. The message says how to install it."""
 
     def __init__(self, package: str, extra: str) -> None:
-        # Both are kept as arguments, so that the error survives the way back from a worker process.
+        # Passing both on lets the error be pickled by worker processes.
         super().__init__(package, extra)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """The command line: `ananet COMMAND`. One file per command.
 
 Each command's module has `add_arguments(parser)` and `run(arguments) -> exit code`, and imports heavy libraries
-inside `run` alone, so that help appears at once.
+only inside `run`, so that help appears at once.
 """
 
 import argparse
@@ -31,14 +31,25 @@ COMMANDS = {
     "train": "train ANA-Net, or fine-tune it on your own pairs",
 }
 
-# Exit codes: 0 all well, 1 no answer (photos that do not overlap), 2 wrong arguments or unreadable input, 3 a crash,
-# which is ananet's mistake or a machine without memory left, 130 interrupted. A crash is never 1: scripts read that as
-# an answer.
+EXIT_CODES = """\
+exit codes:
+  0    success
+  1    the photos do not overlap (all files are written nevertheless)
+  2    wrong arguments, unreadable input, or a missing package
+  3    crash: a bug in ananet, or out of memory
+  130  interrupted
+"""
 BAD_INPUT, CRASHED, INTERRUPTED = 2, 3, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="ananet", description="Finds the right keypoint matches between two photos.")
+    """Run a command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="ananet",
+        description="Find the correct keypoint matches between two photos.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"ananet {__version__}")
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -48,13 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _add_debug(subparser)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        # With the usage of the command, not of all of them.
+        # Prints the usage of this command only.
         commands.choices[arguments.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     command = " ".join(filter(None, (arguments.command, getattr(arguments, "action", None))))
     try:
         return import_module(f"ananet.cli.{arguments.command}").run(arguments)
     except BrokenPipeError:
-        # The reader of our output went away, as `| head` does; nobody is left to tell.
+        # The reader closed the pipe, as `| head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (InputError, MissingExtraError, OSError) as error:
@@ -74,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_debug(parser: argparse.ArgumentParser) -> None:
-    """Take --debug after the command too; what was given before it stays where it is not given again."""
+    """Accept --debug after the command too, without resetting one that was given before it."""
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -83,6 +94,6 @@ def _add_debug(parser: argparse.ArgumentParser) -> None:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Its type and the first line of what it says; a MemoryError says nothing."""
+    """Return the error's type and the first line of its message; a MemoryError has none."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
