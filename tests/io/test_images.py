@@ -1,14 +1,19 @@
 import os
 import struct
+import sys
 import zlib
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
+import torch
+from PIL import Image
+from PIL.TiffImagePlugin import IFDRational
 
 from ananet import InputError
 from ananet.core.cameras import calibrate
-from ananet.io.images import exif_focal, read_image, resize
+from ananet.io.images import as_photo, exif_focal, image_size, read_image, resize
 from tests.photos import photo
 
 
@@ -65,10 +70,9 @@ def test_a_photo_larger_than_the_memory(tmp_path, monkeypatch):
 
 
 def test_exif_orientation_is_applied(tmp_path):
-    pillow = pytest.importorskip("PIL.Image")
-    exif = pillow.Exif()
+    exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees clockwise to show
-    pillow.fromarray(photo(64, 32)).save(tmp_path / "turned.jpg", exif=exif)
+    Image.fromarray(photo(64, 32)).save(tmp_path / "turned.jpg", exif=exif)
     assert read_image(tmp_path / "turned.jpg").shape[:2] == (64, 32)
     stored = read_image(tmp_path / "turned.jpg", upright=False)
     assert stored.shape[:2] == (32, 64)
@@ -103,17 +107,15 @@ def test_nothing_is_resized_away():
 FOCAL_35, FOCAL, RESOLUTION, UNIT, PIXELS_X = 0xA405, 0x920A, 0xA20E, 0xA210, 0xA002
 
 
-def write_exif(path, tags, size=(64, 32), order="<", orientation=1, as_fractions=True):
-    pillow = pytest.importorskip("PIL.Image")
-    exif = pillow.Exif()
+def write_exif(path, tags, size=(64, 32), order="<", orientation=1, as_fractions=True, image=None):
+    exif = Image.Exif()
     exif.endian = order
     exif[0x0112] = orientation
-    rational = pytest.importorskip("PIL.TiffImagePlugin").IFDRational
     # Cameras write fractions; left to itself, Pillow writes floats.
     for tag, value in tags.items():
         fraction = as_fractions and isinstance(value, float)
-        exif.get_ifd(0x8769)[tag] = rational(round(10 * value), 10) if fraction else value
-    pillow.fromarray(photo(*size)).save(path, exif=exif)
+        exif.get_ifd(0x8769)[tag] = IFDRational(round(10 * value), 10) if fraction else value
+    Image.fromarray(photo(*size) if image is None else image).save(path, exif=exif)
     return path
 
 
@@ -178,3 +180,103 @@ def test_broken_exif_is_no_exif(tmp_path, order):
         path.write_bytes(damaged)
         focal = exif_focal(path)
         assert focal is None or 0 < focal < np.inf
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_large_photos_are_decoded_reduced(tmp_path, orientation):
+    image = cv2.resize(photo(640, 480), (1290, 967), interpolation=cv2.INTER_CUBIC)
+    write_exif(tmp_path / "a.jpg", {FOCAL_35: 36}, orientation=orientation, image=image)
+    for side in (2000, 700, 640, 300, 200, 100):
+        found = as_photo(tmp_path / "a.jpg", longest_side=side)
+        assert found.size == ((1290, 967) if orientation == 1 else (967, 1290)) and found.exif_focal == 1290
+        assert max(found.pixels.shape) == min(side, 1290)
+        whole = cv2.resize(read_image(tmp_path / "a.jpg"), found.pixels.shape[1::-1], interpolation=cv2.INTER_AREA)
+        assert np.abs(found.pixels.astype(int) - whole).mean() < 3
+        corner = found.scaling @ [found.size[0] - 0.5, found.size[1] - 0.5, 1]
+        np.testing.assert_allclose(corner[:2], np.array(found.pixels.shape[1::-1]) - 0.5)
+
+
+def test_only_a_fraction_of_a_large_jpeg_is_decoded(tmp_path, monkeypatch):
+    cv2.imwrite(str(tmp_path / "a.jpg"), photo(1600, 800))
+    flags = []
+    decode = cv2.imdecode
+    monkeypatch.setattr(cv2, "imdecode", lambda data, flag: flags.append(flag) or decode(data, flag))
+    for side in (None, 1600, 800, 399, 150):
+        as_photo(tmp_path / "a.jpg", longest_side=side)
+    names = ("REDUCED_COLOR_2", "REDUCED_COLOR_4", "REDUCED_COLOR_8")
+    reduced = [getattr(cv2, f"IMREAD_{name}") | cv2.IMREAD_IGNORE_ORIENTATION for name in names]
+    assert flags == [cv2.IMREAD_COLOR, cv2.IMREAD_COLOR, *reduced]
+
+
+def test_too_many_pixels_for_a_format_that_cannot_be_reduced(tmp_path, monkeypatch):
+    monkeypatch.setattr("ananet.io.images.MAX_PIXELS", 1000)
+    cv2.imwrite(str(tmp_path / "a.png"), photo(64, 32))
+    with pytest.raises(InputError, match=r"a.png: expected JPEG or at most 1,000 pixels, got 64 x 32; convert it"):
+        as_photo(tmp_path / "a.png", longest_side=1600)
+
+
+@pytest.mark.parametrize("kind", [".jpg", ".png", ".webp", ".tiff"])
+def test_sizes_from_headers(tmp_path, kind):
+    data = cv2.imencode(kind, photo(64, 32))[1].tobytes()
+    (tmp_path / "a").write_bytes(data)
+    assert image_size(data) == image_size(tmp_path / "a") == (64, 32)
+    assert image_size(data[:9]) is None and image_size(b"") is None and image_size(tmp_path / "none") is None
+
+
+def test_arrays_of_every_kind():
+    image = photo(64, 32)
+    grey = image[..., 0]
+    same = {
+        "uint16": image.astype(np.uint16) * 257,
+        "double": image / 255,
+        "half": (image / 255).astype(np.float16),
+        "alpha": np.dstack([image, grey]),
+        "pillow": Image.fromarray(image[..., ::-1].copy()),
+        "tensor": torch.from_numpy(image[..., ::-1].copy()).permute(2, 0, 1),
+        "floats": torch.from_numpy(image[..., ::-1].copy()).permute(2, 0, 1).double() / 255,
+    }
+    for name, given in same.items():
+        found = as_photo(given)
+        assert found.pixels.flags.c_contiguous and found.size == (64, 32)
+        assert np.abs(found.pixels.astype(int) - image).max() <= (name == "half"), name
+    for given in (grey, grey[..., None], torch.from_numpy(grey)[None], Image.fromarray(grey)):
+        np.testing.assert_array_equal(as_photo(given).pixels, np.dstack([grey] * 3))
+    deep = Image.fromarray(grey.astype(np.uint16) * 257)
+    np.testing.assert_array_equal(as_photo(deep).pixels, np.dstack([grey] * 3))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "left: expected a file path, a numpy array, a PIL image or a torch tensor, got NoneType"),
+        ([[1, 2]], "left: expected a file path, .* got list"),
+        (np.zeros(5), r"left: expected an array of shape \(H, W\), .* got \(5,\)"),
+        (np.zeros((4, 0, 3)), "left: expected an array of shape"),
+        (np.zeros((3, 20, 30), np.uint8), r"left: expected an array of shape .* got \(3, 20, 30\)"),
+        (np.full((8, 8), 200.0), "left: expected floats in 0..1 or uint8, got float64 from 200 to 200"),
+        (np.full((8, 8), np.nan), "left: expected floats in 0..1"),
+        (np.zeros((8, 8), int), "left: expected uint8, uint16 or floats in 0..1, got int64"),
+        (
+            torch.zeros(20, 30, 3),
+            r"left: expected a tensor of shape \(C, H, W\) .* got \(20, 30, 3\)",
+        ),
+        (torch.zeros(1, 3, 20, 30), r"left: expected a tensor of shape \(C, H, W\)"),
+    ],
+)
+def test_wrong_arrays(given, message):
+    with pytest.raises(InputError, match=message):
+        as_photo(given, name="left")
+
+
+def test_heic_needs_its_package(tmp_path, monkeypatch):
+    (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40))
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(InputError, match=r"a.heic: HEIC photos need the package pillow-heif .* or convert"):
+        as_photo(tmp_path / "a.heic")
+    assert exif_focal(tmp_path / "a.heic") is None
+    opened = SimpleNamespace(register_heif_opener=lambda: None)
+    monkeypatch.setitem(sys.modules, "pillow_heif", opened)
+    with pytest.raises(InputError, match=r"a.heic: not a HEIC photo that pillow-heif can read"):
+        as_photo(tmp_path / "a.heic")
+    monkeypatch.setattr(Image, "open", lambda _: Image.fromarray(photo(64, 32)[..., ::-1].copy()))
+    np.testing.assert_array_equal(as_photo(tmp_path / "a.heic").pixels, photo(64, 32))

@@ -23,6 +23,7 @@ from ananet.io.files import atomic_path, check_output
 # Full frame, whose width the 35 mm equivalent of a focal length refers to.
 FULL_FRAME_WIDTH = 36.0
 # Tags of EXIF 2.3.
+ORIENTATION = 0x0112
 EXIF_IFD, FOCAL_LENGTH, FOCAL_LENGTH_35MM = 0x8769, 0x920A, 0xA405
 PLANE_RESOLUTION, PLANE_UNIT, PIXELS_X, PIXELS_Y = 0xA20E, 0xA210, 0xA002, 0xA003
 # Millimetres per unit of the focal plane's resolution; inches by default.
@@ -155,18 +156,21 @@ def read_image(path: str | Path, upright: bool = True) -> np.ndarray:
 def _decode(
     data: bytes, name: str, longest_side: int | None, upright: bool = True
 ) -> tuple[np.ndarray, tuple[int, int]]:
-    """[H x W x 3] uint8 BGR, reduced while it stays above `longest_side`, and the (width, height) of the whole."""
-    stored, factor = image_size(data), 1
-    if stored is not None and longest_side is not None:
-        if data.startswith(b"\xff\xd8"):
-            factor = max((n for n in REDUCED if max(stored) >= n * longest_side), default=1)
-        elif math.prod(stored) > MAX_PIXELS:
-            size = f"{stored[0]} x {stored[1]}"
+    """[H x W x 3] uint8 BGR, scaled down if it is a large JPEG, and the (width, height) of the whole."""
+    header = _read_header(data)
+    width, height = (0, 0) if header is None else header.size
+    factor, flags = 1, cv2.IMREAD_COLOR if upright else cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    if longest_side is not None:
+        if isinstance(header, JpegImageFile):
+            factor = max((n for n in REDUCED if max(width, height) >= n * longest_side), default=1)
+        elif width * height > MAX_PIXELS:
+            size = f"{width} x {height}"
             raise InputError(f"{name}: expected JPEG or at most {MAX_PIXELS:,} pixels, got {size}; convert it to JPEG")
     if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS:
         image: Any = _from_pillow(_open_heic(data, name), name)
     else:
-        flags = REDUCED.get(factor, cv2.IMREAD_COLOR) | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
+        if factor > 1:
+            flags = REDUCED[factor] | cv2.IMREAD_IGNORE_ORIENTATION
         try:
             image = cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
         except (cv2.error, MemoryError) as error:
@@ -174,11 +178,18 @@ def _decode(
             raise InputError(f"{name}: OpenCV does not read this image ({reason})") from None
         if image is None:
             raise InputError(f"{name}: not an image that OpenCV can read")
-    height, width = image.shape[:2]
-    if factor == 1 or stored is None:
-        return image, (width, height)
-    # EXIF may have turned it.
-    return image, stored if width == -(-stored[0] // factor) else (stored[1], stored[0])
+    if factor > 1 and longest_side is not None:
+        scale = longest_side / max(width, height)
+        # The last reduced pixel may reach beyond the photo, so that only a fraction of it counts.
+        reduced = Image.fromarray(image).resize(
+            (max(1, round(width * scale)), max(1, round(height * scale))),
+            Image.Resampling.BICUBIC,
+            box=(0, 0, width / factor, height / factor),
+        )
+        reduced.getexif()[ORIENTATION] = turned = _exif(header).get(ORIENTATION, 1)
+        image = np.array(ImageOps.exif_transpose(reduced))
+        return image, (height, width) if turned in (5, 6, 7, 8) else (width, height)
+    return image, (image.shape[1], image.shape[0])
 
 
 def _open_heic(data: bytes, name: str) -> Image.Image:
@@ -226,15 +237,23 @@ def exif_focal(source: str | Path | bytes | Image.Image) -> float | None:
         if isinstance(source, bytes) and source[4:8] == b"ftyp":
             source = _open_heic(source, "")
         image = source if isinstance(source, Image.Image) else _read_header(source)
-        if image is None or not image.info.get("exif"):
+        if image is None:
             return None
-        exif = Image.Exif()
-        exif.load(image.info["exif"])
         longest = max(image.size)
-        focal = _focal_over_longest_side({**exif, **exif.get_ifd(EXIF_IFD)}, longest) * longest
+        focal = _focal_over_longest_side(_exif(image), longest) * longest
     except (*DAMAGED, InputError):
         return None
     return focal if MIN_FOCAL * longest <= focal <= MAX_FOCAL * longest else None
+
+
+def _exif(image: Any) -> dict[int, Any]:
+    """Tags of a photo's main and EXIF directories; not by `getexif`, which decodes PNG files to look for them."""
+    exif = Image.Exif()
+    try:
+        exif.load(image.info.get("exif"))
+        return {**exif, **exif.get_ifd(EXIF_IFD)}
+    except DAMAGED:
+        return {}
 
 
 def _focal_over_longest_side(tags: dict[int, Any], longest: int) -> float:
