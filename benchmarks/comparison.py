@@ -1,10 +1,10 @@
-"""The paper's comparison and ablations on data of one's own: every network trained alike, every method in one table.
+"""The paper's comparison and ablations on your own data: all networks trained alike, all methods in one table.
 
     python benchmarks/comparison.py train PAIRS VALIDATION -o runs/comparison --steps 6000 --seeds 0,1 --jobs 4
     python benchmarks/comparison.py tables runs/comparison SCENES --multi MULTI
 
 `train` shows all networks the same batches for the same number of steps: coordinates only, one schedule, the loss and
-stages of each network's authors. It needs torch, numpy and safetensors alone; a stopped run goes on where it was.
+stages of each network's authors. It needs only torch, numpy and safetensors; an interrupted run continues.
 `tables` prints Table 1 (poses), Table 2 (time and size), Table 3 (MULTI), Tables 5 and 6 (forms and parts of ANA-Net)
 and draws Figure 5 (F1 by inlier ratio), with the classical methods beside the networks; means over seeds.
 """
@@ -61,16 +61,16 @@ NETWORKS = {
     "cubic": Entry("ANA-Net, cubic", ANANetSettings(form="cubic")),
     "feedback": Entry("ANA-Net, linear, with feedback", ANANetSettings(feedback=True)),
 }
-# Which of them a table of the paper compares; the rest of Table 1 is classical.
+# Networks of each table; the rest of Table 1 is classical.
 RIVALS = ("cne", "acne", "oanet", "oanet-bottleneck", "lmcnet", "linear", "feedback")
 FORMS = ("first-order", "linear", "quadratic", "cubic")
 PARTS = ("first-order", "sigmoid", "linear")
 CLASSICAL = ("all", "ratio", "ransac", "magsac", "gms", "lpm", "lmf", "code")
-# A network alone, as the papers measure it.
+# The network's own decision, as in the papers.
 ALONE = "@threshold=0.5@conflict_odds=1.0"
-# MULTI tells nothing of descriptors, which these need.
+# Need descriptors, which MULTI does not have.
 WITHOUT_DESCRIPTORS = ("ratio",)
-# The authors' geometric losses set in after 20,000 of 500,000 steps.
+# The authors add geometric losses after 20,000 of 500,000 steps.
 GEOMETRIC_FROM = 0.04
 
 
@@ -92,7 +92,9 @@ def main() -> None:
     training.add_argument("--calibration-scenes", default="", metavar="A,B", help="kept out of training for the scores")
     training.add_argument("--excluded-scenes", default="", metavar="A,B")
     training.add_argument("--no-compile", action="store_true", help="for runs of a few steps")
-    training.add_argument("--max-seconds", type=float, default=float("inf"), help="stop then; call again to go on")
+    training.add_argument(
+        "--max-seconds", type=float, default=float("inf"), help="stop after this time; run again to continue"
+    )
     training.add_argument("--device", default="auto")
     training.add_argument("--json", action="store_true")
     tables = commands.add_parser("tables", help="print the tables of what was trained")
@@ -101,7 +103,7 @@ def main() -> None:
     tables.add_argument("--multi", help="MULTI cases, for Table 3")
     tables.add_argument("--classical", default=",".join(CLASSICAL), metavar="A,B", help="(default: all)")
     tables.add_argument("--repeats", type=int, default=3, help="of every pose (default: 3)")
-    tables.add_argument("--limit", type=int, help="at most so many pairs of a source, evenly spread")
+    tables.add_argument("--limit", type=int, help="at most N pairs of a source, evenly spread")
     tables.add_argument("--seconds", type=float, default=10.0, help="for each measurement of time (default: 10)")
     tables.add_argument("--style", choices=("text", "markdown"), default="text")
     tables.add_argument("--json", action="store_true")
@@ -185,7 +187,7 @@ def train_one(arguments: argparse.Namespace, name: str, seed: int) -> None:
 
 
 def print_tables(arguments: argparse.Namespace) -> None:
-    # Photos and estimators are needed here alone.
+    # Training does not need photos and estimators.
     from ananet.evaluation import evaluate
     from ananet.io.images import save_picture
 
@@ -286,7 +288,7 @@ def times(
 
 
 def by_inlier_ratio(evaluation: Evaluation, members: Sequence[str]) -> dict[str, float | None]:
-    """F1 of pairs of a like inlier ratio, means over seeds; None where there are no such pairs."""
+    """F1 by inlier ratio of the pair, means over seeds; None for bins without pairs."""
     from ananet.core.metrics import mean_by_bin
     from ananet.evaluation.plots import INLIER_RATIO_EDGES
 

@@ -1,10 +1,10 @@
-"""How fast motions are told apart, and how often a rigid scene is called one motion.
+"""Time of motion grouping, and how often a rigid scene is reported as one motion.
 
     python benchmarks/motions.py [--pairs FOLDER] [--pruner NAME] [--limit N] [--runs N] [--json]
 
-Speed: `ananet.group_motions` on one CPU thread, of 400 matches and of 2000, all kept, of one to four rigid things with
-half a pixel of noise; CPU time, the median of several runs. With `--pairs`, pairs of rigid scenes, made by
-`ananet data build`: the share in which the matches that the pruner keeps are called one motion.
+Speed: median CPU time of `ananet.group_motions` on one thread, for 400 and 2000 matches of one to four rigid objects
+with half a pixel of noise. With `--pairs`, pairs of rigid scenes from `ananet data build`: the share of pairs in which
+the kept matches are reported as one motion.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 
-# Before numpy starts its threads.
+# numpy reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import cv2
@@ -33,8 +33,8 @@ RUNS = 9
 FOCAL, MIDDLE = 700.0, (320.0, 240.0)
 
 
-def rigid_things(count: int, motions: int) -> Correspondences:
-    """Matches of things side by side, each turned and shifted on its own."""
+def rigid_objects(count: int, motions: int) -> Correspondences:
+    """Matches of objects side by side, each with its own rotation and translation."""
     random = np.random.default_rng(motions)
     ends = []
     for number, part in enumerate(np.array_split(np.arange(count), motions)):
@@ -51,7 +51,7 @@ def measure_speed(runs: int) -> list[dict[str, object]]:
     rows = []
     for count in COUNTS:
         for motions in MOTIONS:
-            matches = rigid_things(count, motions)
+            matches = rigid_objects(count, motions)
             seconds = []
             for seed in range(runs):
                 start = time.process_time()
@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", metavar="FOLDER", help="pairs of rigid scenes")
     parser.add_argument("--pruner", default="ananet", help="default: ananet")
-    parser.add_argument("--limit", type=int, help="at most so many pairs, evenly spread")
+    parser.add_argument("--limit", type=int, help="at most N pairs, evenly spread")
     parser.add_argument("--runs", type=int, default=RUNS, help=f"of each measurement of speed (default: {RUNS})")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     arguments = parser.parse_args()

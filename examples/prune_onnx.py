@@ -1,4 +1,4 @@
-"""Prune the matches of an .npz file with ONNX Runtime and numpy alone.
+"""Prune the matches of an .npz file with only ONNX Runtime and numpy.
 
 ananet export ananet -o ananet.onnx
 python prune_onnx.py ananet.onnx matches.npz pruned.npz
@@ -41,7 +41,7 @@ def main(model_path, matches_path, output_path):
         unknown = np.full(len(first), np.nan)
         side = [known.get(name, unknown) for name in channels]
         inputs["side"] = np.stack(side, axis=-1)[None].astype(np.float32)
-    logits, scores, mask = (answer[0] for answer in session.run(["logits", "scores", "mask"], inputs))
+    logits, scores, mask = (output[0] for output in session.run(["logits", "scores", "mask"], inputs))
     np.savez_compressed(output_path, mask=mask, scores=scores, logits=logits)
     print(f"{metadata['pruner']}: kept {mask.sum()} of {len(mask)} matches, written to {output_path}")
 

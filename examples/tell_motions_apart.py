@@ -1,4 +1,4 @@
-"""Which matches move together: three pictures that move on their own before a textured wall, and their motions drawn.
+"""Find and draw the motions of three pictures that move in front of a textured wall.
 
 pip install "ananet[demo]"
 python examples/tell_motions_apart.py [motions.jpg]

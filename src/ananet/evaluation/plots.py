@@ -39,11 +39,8 @@ def plot_recall(evaluation: Evaluation, estimator: str) -> np.ndarray:
     for name, scores in evaluation.scores.items():
         areas = "/".join(f"{area:.1f}" for area in scores.pose_summary(estimator)["auc"])
         axis.plot(at, metrics.recall_curve(scores.errors(estimator).ravel(), at), label=f"{name} (AUC@5/10/20 {areas})")
-    axis.set_xlim(0, MAX_ERROR)
-    axis.set_ylim(0, 1)
-    axis.legend(loc="lower right")
     title = f"{evaluation.source}: {evaluation.pose_settings.describe(estimator)}\n{evaluation.matching}"
-    return _finished(figure, axis, title)
+    return _finished(figure, axis, title, "lower right", MAX_ERROR)
 
 
 def plot_f1(evaluation: Evaluation) -> np.ndarray:
@@ -61,10 +58,8 @@ def plot_f1(evaluation: Evaluation) -> np.ndarray:
     # Lines in front of bars.
     axis.set_zorder(pairs.get_zorder() + 1)
     axis.patch.set_visible(False)
-    axis.set_xlim(0, 1)
-    axis.set_ylim(0, 1)
-    axis.legend(loc="lower right")
-    return _finished(figure, axis, f"{evaluation.source}: {len(ratios)} pairs\n{evaluation.matching}")
+    title = f"{evaluation.source}: {len(ratios)} pairs\n{evaluation.matching}"
+    return _finished(figure, axis, title, "lower right", 1)
 
 
 def plot_precision_recall(evaluation: Evaluation) -> np.ndarray:
@@ -78,10 +73,7 @@ def plot_precision_recall(evaluation: Evaluation) -> np.ndarray:
         shown = np.unique(np.linspace(0, len(curve.recall) - 1, CURVE_POINTS).astype(int))
         (line,) = axis.plot(curve.recall[shown], curve.precision[shown], label=name)
         axis.plot(recall, precision, "o", color=line.get_color())
-    axis.set_xlim(0, 1.02)
-    axis.set_ylim(0, 1.02)
-    axis.legend(loc="lower left")
-    return _finished(figure, axis, f"{evaluation.source}: all matches of {len(evaluation.names)} pairs together")
+    return _finished(figure, axis, _all_matches(evaluation), "lower left", 1.02, 1.02)
 
 
 def plot_reliability(evaluation: Evaluation) -> np.ndarray:
@@ -95,10 +87,11 @@ def plot_reliability(evaluation: Evaluation) -> np.ndarray:
         axis.plot(
             found.score[filled], found.inlier_ratio[filled], marker="o", label=f"{name} (calibration error {error:.3f})"
         )
-    axis.set_xlim(0, 1)
-    axis.set_ylim(0, 1)
-    axis.legend(loc="upper left")
-    return _finished(figure, axis, f"{evaluation.source}: all matches of {len(evaluation.names)} pairs together")
+    return _finished(figure, axis, _all_matches(evaluation), "upper left", 1)
+
+
+def _all_matches(evaluation: Evaluation) -> str:
+    return f"{evaluation.source}: all matches of {len(evaluation.names)} pairs together"
 
 
 def plot_neighbours(ratios: np.ndarray, neighbours: Sequence[int], name: str) -> np.ndarray:
@@ -110,9 +103,7 @@ def plot_neighbours(ratios: np.ndarray, neighbours: Sequence[int], name: str) ->
     figure, axis = _axis("number k of nearest neighbours in feature space", "share of the same kind among them")
     for block, row in enumerate(ratios):
         axis.plot(neighbours, row, marker="o", label=f"after block {block}" if block else "before the blocks")
-    axis.set_ylim(0, 1)
-    axis.legend()
-    return _finished(figure, axis, name)
+    return _finished(figure, axis, name, "best")
 
 
 def plot_context(
@@ -179,6 +170,12 @@ def _axis(x: str, y: str) -> tuple[Any, Any]:
     return figure, axis
 
 
-def _finished(figure: Any, axis: Any, title: str) -> np.ndarray:
+def _finished(
+    figure: Any, axis: Any, title: str, legend: str, right: float | None = None, top: float = 1.0
+) -> np.ndarray:
     axis.set_title(title, fontsize=10)
+    axis.legend(loc=legend)
+    axis.set_ylim(0, top)
+    if right is not None:
+        axis.set_xlim(0, right)
     return figure_to_picture(figure)

@@ -29,7 +29,7 @@ from ananet.datasets.sources import SOURCES, Source, open_source
 from ananet.errors import InputError
 from ananet.estimators import ESTIMATORS
 from ananet.evaluation.explain import inlier_neighbours
-from ananet.evaluation.pairs import MatchSettings, Pairs, open_pairs
+from ananet.evaluation.pairs import MatchSettings, open_pairs
 from ananet.evaluation.predictions import (
     Origin,
     Prediction,
@@ -138,27 +138,6 @@ def pooled_scores(results: Sequence[Prediction]) -> np.ndarray:
     return torch.from_numpy(logits).double().sigmoid().numpy()
 
 
-@dataclass(frozen=True)
-class Job:
-    """Input of a worker."""
-
-    source: Source
-    feature_folder: Path
-    match_settings: MatchSettings
-    pose_settings: PoseSettings
-    pruners: Sequence[PrunerChoice]
-    """Pruners that workers run."""
-    neighbours: Sequence[PrunerChoice]
-    """Pruners with inliers among neighbours to measure."""
-    plugins: Sequence[str]
-    """Modules that register networks, detectors, ... from outside of the package."""
-    device: str
-    """Device of detector and matcher."""
-
-    def open_pairs(self) -> Pairs:
-        return open_pairs(self.source, self.match_settings, self.feature_folder, self.device)
-
-
 @dataclass(frozen=True, eq=False)
 class PairResult:
     """Output of a worker for one pair."""
@@ -173,19 +152,33 @@ class PairResult:
 
 
 class Worker:
-    """Pairs and pruners, opened once per process."""
+    """Pairs and pruners, opened once per process.
 
-    def __init__(self, job: Job) -> None:
+    Args:
+        plugins: modules that register networks, detectors, ... from outside of the package.
+        pairs: arguments of `open_pairs`.
+        pruners: pruners to run.
+        neighbours: pruners with inliers among neighbours to measure.
+    """
+
+    def __init__(
+        self,
+        plugins: Sequence[str],
+        pairs: tuple[Source, MatchSettings, Path, str],
+        pose_settings: PoseSettings,
+        pruners: Sequence[PrunerChoice],
+        neighbours: Sequence[PrunerChoice],
+    ) -> None:
         import cv2
 
         torch.set_num_threads(1)
         cv2.setNumThreads(1)
-        for module in job.plugins:
+        for module in plugins:
             import_module(module)
-        self.job, self.pairs = job, job.open_pairs()
-        self.pruners: dict[str, Pruner] = {c.name: load(c.given, device="cpu") for c in job.pruners}
+        self.pairs, self.pose_settings = open_pairs(*pairs), pose_settings
+        self.pruners: dict[str, Pruner] = {c.name: load(c.given, device="cpu") for c in pruners}
         self.networks = {}
-        for choice in job.neighbours:
+        for choice in neighbours:
             pruner = load(choice.given, device="cpu")
             assert isinstance(pruner, LearnedPruner)
             self.networks[choice.name] = pruner.network
@@ -203,7 +196,7 @@ class Worker:
             fingerprint(pair.matches),
             inlier,
             predictions,
-            {name: score_pair(pair, made, self.job.pose_settings) for name, made in predictions.items()},
+            {name: score_pair(pair, made, self.pose_settings) for name, made in predictions.items()},
             {name: inlier_neighbours(network, pair.matches, inlier) for name, network in self.networks.items()},
         )
 
@@ -211,9 +204,9 @@ class Worker:
 _worker: Worker
 
 
-def _start_worker(job: Job) -> None:
+def _start_worker(*arguments: Any) -> None:
     global _worker
-    _worker = Worker(job)
+    _worker = Worker(*arguments)
 
 
 def _prepare(number: int) -> None:
@@ -330,24 +323,17 @@ def _run(
 ) -> Evaluation:
     gpu = choose_device(device)
     with tempfile.TemporaryDirectory(prefix="ananet-features-") as features:
-        pairs = open_pairs(source, match_settings, Path(features), device)
+        opened = (source, match_settings, Path(features), device)
+        pairs = open_pairs(*opened)
         origins = {
             c.name: Origin(c.name, c.options, c.weights_sha256, pairs.kind, match_settings.to_dict()) for c in choices
         }
         store = PredictionStore(prediction_folder, origins, len(pairs))
         missing = [choice for choice in choices if choice.name not in store.complete]
         here = [choice for choice in missing if choice.learned and gpu.type != "cpu"]
-        job = Job(
-            source,
-            Path(features),
-            match_settings,
-            pose_settings,
-            [choice for choice in missing if choice not in here],
-            [choice for choice in choices if neighbours and choice.network is not None],
-            [*_plugins()],
-            device,
-        )
-        with worker_pool(workers, _start_worker, job) as pool:
+        there = [choice for choice in missing if choice not in here]
+        near = [choice for choice in choices if neighbours and choice.network is not None]
+        with worker_pool(workers, _start_worker, _plugins(), opened, pose_settings, there, near) as pool:
 
             def bar(results: Iterator[Any], count: int, unit: str) -> Iterator[Any]:
                 return iter(tqdm(results, desc=pairs.title, total=count, unit=unit, disable=not progress, leave=False))
@@ -388,9 +374,9 @@ def _run(
     )
 
 
-def _plugins() -> set[str]:
+def _plugins() -> list[str]:
     registries = (NETWORKS, DETECTORS, MATCHERS, ESTIMATORS, SOURCES, CLASSICAL)
-    return {module for registry in registries for module in registry.outside_modules}
+    return list({module for registry in registries for module in registry.outside_modules})
 
 
 def _on_cpu(pool: ProcessPoolExecutor, count: int, store: PredictionStore) -> Iterator[PairResult]:
