@@ -5,7 +5,6 @@
 ['ananet', 'ananet-quadratic', 'ananet-ratio', 'ananet-paper', 'ananet-small']
 """
 
-import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +12,9 @@ if TYPE_CHECKING:
     from ananet.core.correspondences import Correspondences
     from ananet.errors import InputError, MissingExtraError
     from ananet.estimators import Pose, estimate_pose
-    from ananet.pruners import Pruned, Pruner, list_pruners, load
+    from ananet.pruners import Pruned, Pruner, list_pruners, load, load_pruner
     from ananet.twoview import PhotoMatcher, PhotoMatches, match_photos
     from ananet.twoview.motions import Motion, Motions, group_motions
-
-# Threads that spin while they wait for each other make a busy machine many times slower. A few microseconds of it save
-# two idle cores the waking up between layers, and cost a busy machine little (docs/speed.md). OpenMP reads this once,
-# when torch is imported, so it is too late where torch came first.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 try:
     __version__ = version("ananet")
@@ -44,6 +36,7 @@ __all__ = [
     "group_motions",
     "list_pruners",
     "load",
+    "load_pruner",
     "match_photos",
 ]
 
@@ -62,6 +55,7 @@ _HOME = {
     "Pruner": "ananet.pruners",
     "list_pruners": "ananet.pruners",
     "load": "ananet.pruners",
+    "load_pruner": "ananet.pruners",
     "match_photos": "ananet.twoview",
 }
 

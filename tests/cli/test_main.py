@@ -133,11 +133,13 @@ def test_a_gpu_that_is_not_here_is_a_wrong_argument(photos, tmp_path, run):
         assert code == 2 and "PyTorch sees no CUDA GPU here" in err and err.count("\n") == 1
 
 
-def test_threads_of_the_library_hardly_spin():
+def test_threads_of_a_command_hardly_spin():
     code = (
-        "import os, sys, ananet; "
+        "import os, sys, ananet; from ananet.cli import main\n"
+        "before = dict(os.environ); main._limit_spinning(); "
+        "assert ('GOMP_SPINCOUNT' in before) == ('GOMP_SPINCOUNT' in ORIGINAL), 'import changes nothing'\n"
         'sys.exit(f\'{os.environ["OMP_WAIT_POLICY"]} {os.environ.get("GOMP_SPINCOUNT")} {"torch" in sys.modules}\')'
-    )
+    ).replace("import os, sys, ananet;", "import os, sys; ORIGINAL = dict(os.environ); import ananet;")
     policy, spins = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
     for given, expected in (({}, "PASSIVE 1000"), ({spins: "7"}, "PASSIVE 7"), ({policy: "ACTIVE"}, "ACTIVE None")):
         environment = {name: value for name, value in os.environ.items() if name not in (policy, spins)} | given

@@ -4,7 +4,18 @@ import pytest
 import torch
 
 from ananet import InputError
-from ananet.networks import NETWORKS, ANANet, ANANetSettings, NetworkSettings, inlier_weights, make_network
+from ananet.networks import (
+    NETWORKS,
+    ACNe,
+    ANANet,
+    ANANetSettings,
+    CNe,
+    LMCNet,
+    NetworkSettings,
+    OANet,
+    inlier_weights,
+    make_network,
+)
 from ananet.networks.base import Network, rescale_linear
 from tests.networks.networks import network
 
@@ -93,3 +104,26 @@ def test_wrong_settings_are_told(values, message):
 def test_settings_of_another_network_are_refused():
     with pytest.raises(InputError, match="settings: expected ANANetSettings, got NetworkSettings"):
         ANANet(NetworkSettings())
+
+
+@pytest.mark.parametrize(
+    ("network", "name"), [(ANANet, "ananet"), (CNe, "cne"), (ACNe, "acne"), (OANet, "oanet"), (LMCNet, "lmcnet")]
+)
+def test_pretrained_networks_take_batches_with_masks(network, name):
+    made = network.from_pretrained(name)
+    assert type(made) is network and not made.training
+    matches = torch.rand(2, 60, 4, generator=torch.Generator().manual_seed(0)) - 0.5
+    mask = torch.arange(60) < torch.tensor([[60], [40]])
+    with torch.inference_mode():
+        logits = made(matches, mask)
+        alone = made(matches[1:, :40], None)
+    assert logits.shape == (2, 60) and (logits[1, 40:] == 0).all()
+    torch.testing.assert_close(logits[1:, :40], alone, atol=1e-3, rtol=1e-3)
+
+
+def test_pretrained_weights_of_another_network_or_of_none():
+    with pytest.raises(InputError, match=r"cne holds a CNe, not a ANANet; use CNe.from_pretrained"):
+        ANANet.from_pretrained("cne")
+    with pytest.raises(InputError, match="weights: expected one of .*ananet.* or a .safetensors file, got 'nothing'"):
+        ANANet.from_pretrained("nothing")
+    assert type(Network.from_pretrained("cne")) is CNe

@@ -159,3 +159,10 @@ def test_a_path_may_hold_any_sign(weights, tmp_path):
     odd = tmp_path / "a+b@c=d.safetensors"
     odd.write_bytes((weights / "plain.safetensors").read_bytes())
     assert ananet.load(odd).name == "a+b@c=d"
+
+
+def test_a_pruner_moves_and_answers_as_before(pruner, problem):
+    before = pruner(problem.matches)
+    assert pruner.to("cpu") is pruner
+    np.testing.assert_array_equal(pruner(problem.matches).logits, before.logits)
+    assert ananet.load is ananet.load_pruner

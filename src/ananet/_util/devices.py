@@ -36,7 +36,7 @@ def choose_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
-def stay_on_one_thread_if_forked() -> None:
+def use_one_thread_after_fork() -> None:
     """Let torch and OpenCV work on one thread in a process that was forked.
 
     A fork copies the calling thread alone: whoever waits for the other threads of its parent waits forever.

@@ -42,8 +42,19 @@ exit codes:
 BAD_INPUT, CRASHED, INTERRUPTED = 2, 3, 130
 
 
+def _limit_spinning() -> None:
+    """Let idle OpenMP threads sleep after a few microseconds: threads that spin make a busy machine many times slower.
+
+    OpenMP reads this once, when torch is imported (docs/speed.md).
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    _limit_spinning()
     parser = argparse.ArgumentParser(
         prog="ananet",
         description="Find the correct keypoint matches between two photos.",

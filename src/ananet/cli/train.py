@@ -28,32 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ananet.networks import load_network
-    from ananet.recipes import recipe_path
-    from ananet.training.loop import WEIGHTS, train
-    from ananet.training.settings import TrainSettings
-    from ananet.weights import bundled, weight_file
+    from ananet.training import train
+    from ananet.training.loop import WEIGHTS
 
-    settings = TrainSettings.from_toml(recipe_path(arguments.settings)) if arguments.settings else TrainSettings()
-    names = ("pairs", "validation", "steps", "learning_rate", "synthetic_share", "seed")
-    settings = settings.replace(**{name: getattr(arguments, name) for name in names})
-    given = arguments.start_from
-    start_from = weight_file(given) if given else None
-    if given and start_from is None:
-        raise InputError(f"--from: expected one of {', '.join(bundled())} or a .safetensors file, got {given!r}")
-    if start_from and not arguments.settings:
-        # Fine-tuning keeps the shape of the network it starts from.
-        settings = settings.replace(network=load_network(start_from)[0].settings)
-    if start_from and not settings.pairs:
-        raise InputError("--from: expected pairs to fine-tune on, give --pairs")
+    names = ("device", "start_from", "until", "max_seconds")
+    changes = ("pairs", "validation", "steps", "learning_rate", "synthetic_share", "seed")
     try:
         result = train(
-            settings,
-            arguments.run,
-            device=arguments.device,
-            start_from=start_from,
-            until=arguments.until,
-            max_seconds=arguments.max_seconds,
+            arguments.settings, arguments.run, **{name: getattr(arguments, name) for name in (*names, *changes)}
         )
     except FloatingPointError as error:
         raise InputError(str(error)) from None

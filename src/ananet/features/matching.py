@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ananet._util.checks import check_whole_number
-from ananet._util.devices import stay_on_one_thread_if_forked
+from ananet._util.devices import use_one_thread_after_fork
 from ananet.core.correspondences import Array, Correspondences
 from ananet.errors import InputError
 from ananet.features.base import Features, as_array
@@ -138,7 +138,7 @@ def nearest_neighbours(
         device: where to compute; None for the tensors' own device, or the CPU.
     """
     check_whole_number("neighbours", neighbours, 1)
-    stay_on_one_thread_if_forked()
+    use_one_thread_after_fork()
     a, b = _as_vectors("descriptors0", descriptors0, device), _as_vectors("descriptors1", descriptors1, device)
     binary0, binary1 = (str(each.dtype).endswith("uint8") for each in (descriptors0, descriptors1))
     if a.shape[1] != b.shape[1] or binary0 != binary1:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from ananet._util.checks import Settings
 from ananet._util.names import Registry
 from ananet.errors import InputError
 from ananet.networks.input import SIDE_INPUT, side_channels
+from ananet.weights import bundled, weight_file
 
 DEFAULT = "ananet"
 
@@ -89,6 +91,29 @@ class Network(nn.Module):
         self.settings = self.Settings() if settings is None else settings
         if not isinstance(self.settings, self.Settings):
             raise InputError(f"settings: expected {self.Settings.__name__}, got {type(settings).__name__}")
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path) -> Self:
+        """The trained network of bundled weights or of a weight file, in evaluation mode on the CPU.
+
+        >>> from ananet.networks import ANANet
+        >>> network = ANANet.from_pretrained("ananet-small")
+        >>> matches, mask = torch.zeros(2, 100, 4), torch.ones(2, 100, dtype=torch.bool)
+        >>> with torch.inference_mode():
+        ...     network(matches, mask).shape
+        torch.Size([2, 100])
+        """
+        from ananet.networks.files import load_network
+
+        name = str(name_or_path)
+        path = weight_file(name)
+        if path is None:
+            raise InputError(f"weights: expected one of {', '.join(bundled())} or a .safetensors file, got {name!r}")
+        network, _ = load_network(path)
+        if not isinstance(network, cls):
+            right = type(network).__name__
+            raise InputError(f"weights: {name} holds a {right}, not a {cls.__name__}; use {right}.from_pretrained")
+        return network
 
     @abstractmethod
     def forward(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:

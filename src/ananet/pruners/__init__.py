@@ -2,6 +2,6 @@
 
 from ananet.pruners.base import Pruned, Pruner
 from ananet.pruners.learned import LearnedPruner
-from ananet.pruners.registry import CLASSICAL, describe_pruners, list_pruners, load
+from ananet.pruners.registry import CLASSICAL, describe_pruners, list_pruners, load, load_pruner
 
-__all__ = ["CLASSICAL", "LearnedPruner", "Pruned", "Pruner", "describe_pruners", "list_pruners", "load"]
+__all__ = ["CLASSICAL", "LearnedPruner", "Pruned", "Pruner", "describe_pruners", "list_pruners", "load", "load_pruner"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -48,6 +49,12 @@ class Auto(Pruner):
 
     def logits(self, matches: Correspondences) -> Tensor:
         return self.chosen(matches).logits(matches)
+
+    def to(self, device: str | torch.device) -> Self:
+        self.device = choose_device(device)
+        for network in self._loaded.values():
+            network.to(self.device)
+        return self
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         return self._start(pairs)()

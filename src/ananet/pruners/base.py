@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ananet._util.devices import stay_on_one_thread_if_forked
+from ananet._util.devices import use_one_thread_after_fork
 from ananet.core.correspondences import Array, Correspondences
 from ananet.errors import InputError
 
@@ -77,11 +77,15 @@ class Pruner(ABC):
             given: K0 and K1, or image_size0 and image_size1; optionally ratio, mutual, ... See
                 `Correspondences`.
         """
-        stay_on_one_thread_if_forked()
+        use_one_thread_after_fork()
         return self._start([as_correspondences(points0, points1, given)], alone=True)()[0]
 
     def __repr__(self) -> str:
         return f"<pruner {self.name}>"
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move networks to a device; return the pruner itself. Classical pruners have no device."""
+        return self
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         """Prune many image pairs, each with its own number of matches."""
@@ -170,7 +174,7 @@ def check_pairs(pairs: Sequence[Correspondences], *, values: bool = True) -> lis
     Args:
         values: False if wrong values are found later, by a kernel.
     """
-    stay_on_one_thread_if_forked()
+    use_one_thread_after_fork()
     if not isinstance(pairs, Sequence):
         raise InputError(f"pairs: expected a list of Correspondences, got {type(pairs).__name__}")
     for number, pair in enumerate(pairs):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,6 +25,11 @@ class Chain(Pruner):
 
     def logits(self, matches: Correspondences) -> Tensor:
         return torch.as_tensor(self.batch([matches])[0].logits)
+
+    def to(self, device: str | torch.device) -> Self:
+        for pruner in self.pruners:
+            pruner.to(device)
+        return self
 
     @property
     def _streamed_matches(self) -> int:

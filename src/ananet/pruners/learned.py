@@ -60,9 +60,14 @@ class LearnedPruner(Pruner):
         self.conflict_odds = check_odds(conflict_odds)
         self.progress: Progress | None = None
         """Called with the number of finished blocks and of all blocks, on a CPU."""
+        self.network = network
+        self.to(device)
+
+    def to(self, device: str | torch.device) -> Self:
         self.device = choose_device(device)
-        self.network = network.to(self.device)
+        self.network = self.network.to(self.device)
         self._prepare()
+        return self
 
     def _prepare(self) -> None:
         self.engine = engine_for(self.network, self.device)

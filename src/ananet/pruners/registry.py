@@ -39,7 +39,7 @@ ALIASES = {"none": "all"}
 
 
 def list_pruners() -> dict[str, str]:
-    """The names that `load` accepts, each with a line that describes it."""
+    """The names that `load_pruner` accepts, each with a line that describes it."""
     return {name: found.summary for name, found in describe_pruners().items()}
 
 
@@ -65,7 +65,7 @@ def _describe(make: Callable[..., Pruner]) -> PrunerDescription:
     return PrunerDescription((getdoc(make) or "").split("\n")[0], options_of(make))
 
 
-def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto", **options: Any) -> Pruner:
+def load_pruner(pruner: str | Path | None = None, *, device: str | torch.device = "auto", **options: Any) -> Pruner:
     """A pruner, ready to be called.
 
     Args:
@@ -76,7 +76,7 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
         device: "auto" (a GPU if there is one), "cpu", "cuda", ... Classical pruners ignore it.
         options: settings of the pruner, such as `threshold` of the ratio test or of a network.
 
-    >>> load("ratio", threshold=0.7)([[0, 0], [9, 9]], [[1, 1], [5, 5]], ratio=[0.3, 0.9]).mask
+    >>> load_pruner("ratio", threshold=0.7)([[0, 0], [9, 9]], [[1, 1], [5, 5]], ratio=[0.3, 0.9]).mask
     array([ True, False])
     """
     name = PRUNER if pruner is None else str(pruner)
@@ -90,6 +90,9 @@ def load(pruner: str | Path | None = None, *, device: str | torch.device = "auto
         parts = [parts[0].with_options({}, options)]
     loaded = [part.load(chosen) for part in parts]
     return loaded[0] if len(loaded) == 1 else Chain(loaded)
+
+
+load = load_pruner
 
 
 class Part(NamedTuple):

@@ -35,6 +35,7 @@ from ananet.io.files import only_process, remove_temporaries
 from ananet.networks import Network, Supervision, load_network, make_network, save_network
 from ananet.networks.input import SIDE_INPUT, side_input
 from ananet.pruners.learned import LearnedPruner
+from ananet.recipes import recipe_path
 from ananet.training.calibration import fit_scores, labels, pose_scores, predict, score
 from ananet.training.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from ananet.training.data import BatchSource, known_side_input
@@ -42,6 +43,7 @@ from ananet.training.loss import class_loss, loss_of_solution
 from ananet.training.muon import OPTIMIZERS
 from ananet.training.progress import Progress
 from ananet.training.settings import TrainSettings
+from ananet.weights import bundled, weight_file
 
 # A scale and a shift need no more pairs than this.
 CALIBRATION_PAIRS = 400
@@ -49,25 +51,30 @@ LAST, BEST, WEIGHTS, LOG = "last.safetensors", "best.safetensors", "weights.safe
 
 
 def train(
-    settings: TrainSettings,
-    run: str | Path,
+    settings: TrainSettings | str | Path | None = None,
+    run: str | Path = "runs/ananet",
     *,
     device: str | torch.device = "auto",
     start_from: str | Path | None = None,
     until: int | None = None,
     max_seconds: float = math.inf,
+    **changes: Any,
 ) -> dict[str, Any]:
-    """Train until `settings.steps`, or continue the run in the folder.
+    """Train a network, fine-tune one, or continue the run in the folder, up to `settings.steps`.
 
     Args:
+        settings: `TrainSettings`, the name of a recipe, or a TOML file.
         run: folder of the run; if it holds a checkpoint, its settings must be these.
         device: "auto", "cpu", "cuda" or the like.
-        start_from: a weight file to fine-tune.
+        start_from: bundled weights or a weight file to fine-tune. Without settings, the network's shape is kept.
         until, max_seconds: stop early at this step or after this time, with a checkpoint to go on from.
+        changes: fields of `TrainSettings` that replace those of `settings`: `pairs`, `validation`, `steps`, ...
 
     Returns:
         The result: step, loss (None if no step was left), seconds, and validation scores if there are any.
     """
+    start_from = None if start_from is None else _weights_to_start_from(start_from)
+    settings = _settings(settings, start_from, changes)
     rank, processes = _join_processes()
     own_device = _own_device(device, rank)
     run = Path(run)
@@ -104,6 +111,27 @@ def train(
         dist.destroy_process_group()
     loss_now = float(mean_loss) if trainer.step > started_at else None
     return {"step": trainer.step, "loss": loss_now, **trainer.notes, "validation": scores}
+
+
+def _weights_to_start_from(given: str | Path) -> Path:
+    path = weight_file(str(given))
+    if path is None:
+        raise InputError(f"from: expected one of {', '.join(bundled())} or a .safetensors file, got {str(given)!r}")
+    return path
+
+
+def _settings(
+    given: TrainSettings | str | Path | None, start_from: Path | None, changes: dict[str, Any]
+) -> TrainSettings:
+    if given is None and start_from is not None:
+        changes = {"network": load_network(start_from)[0].settings} | changes
+    settings = TrainSettings() if given is None else given
+    if not isinstance(settings, TrainSettings):
+        settings = TrainSettings.from_toml(recipe_path(str(settings)))
+    settings = settings.replace(**changes)
+    if start_from is not None and not settings.pairs:
+        raise InputError("from: expected pairs to fine-tune on, give --pairs")
+    return settings
 
 
 @contextmanager
