@@ -199,11 +199,14 @@ def prepare_motions(_: Path) -> Case:
     def case(data: st.DataObject) -> None:
         pair = fuzzed.correspondences(data)
         before = fuzzed.state(pair)
-        kept: Any = data.draw(st.sampled_from((None, np.ones(len(pair), bool), torch.zeros(len(pair)) > 0)))
+        mask: Any = data.draw(st.sampled_from((None, np.ones(len(pair), bool), torch.zeros(len(pair)) > 0)))
+        kept: Any = None
+        if data.draw(st.integers(0, 9)) == 0:
+            mask = data.draw(st.sampled_from(fuzzed.NONSENSE))
         if data.draw(st.integers(0, 9)) == 0:
             kept = data.draw(st.sampled_from(fuzzed.NONSENSE))
         seed = data.draw(st.sampled_from((0, 0, 1, 2**40, -1, 0.5, None, True)))
-        found = ananet.group_motions(pair, kept, seed=seed)
+        found = ananet.group_motions(pair, kept, mask=mask, seed=seed)
         assert found.labels.shape == (len(pair),) and found.labels.dtype == np.int64
         assert not len(pair) or (found.labels.min() >= -1 and found.labels.max() < len(found))
         for number, motion in enumerate(found.motions):

@@ -56,11 +56,11 @@ def test_metrics(call):
         call()
 
 
-@pytest.mark.parametrize("kept", [RAGGED, torch.zeros(9).to_sparse(), torch.zeros(9, device="meta")])
-def test_motions_of_what_is_no_mask(kept):
+@pytest.mark.parametrize("mask", [RAGGED, torch.zeros(9).to_sparse(), torch.zeros(9, device="meta")])
+def test_motions_of_what_is_no_mask(mask):
     pair = Correspondences(np.zeros((9, 2)), np.zeros((9, 2)))
-    with pytest.raises(InputError, match="kept: expected a pruner's answer"):
-        group_motions(pair, kept)
+    with pytest.raises(InputError, match="mask: expected 9 bool"):
+        group_motions(pair, mask=mask)
 
 
 def test_eight_points_beyond_all_reason():

@@ -127,8 +127,9 @@ def test_what_was_not_kept_follows_nothing(three):
     matches = Correspondences(points0, points1, **SIZE)
     mask = truth != 2
     logits = np.where(mask, 3.0, -3.0).astype(np.float32)
-    for kept in (mask, torch.from_numpy(mask), mask.tolist(), Pruned(mask, logits, logits)):
-        motions = group_motions(matches, kept)
+    given = [{"mask": each} for each in (mask, torch.from_numpy(mask), mask.tolist())]
+    for arguments in (*given, {"kept": Pruned(mask, logits, logits)}):
+        motions = group_motions(matches, **arguments)
         assert len(motions) == 2
         assert (motions.labels[~mask] == -1).all()
 
@@ -272,8 +273,11 @@ def test_as_plain_numbers(three):
     ("change", "message"),
     [
         ({"matches": 3}, "matches: expected Correspondences, got int"),
-        ({"kept": np.ones(3, bool)}, "kept: expected a pruner's answer on these 2 matches"),
-        ({"kept": np.ones(2)}, "kept: expected .* got float64"),
+        ({"mask": np.ones(3, bool)}, "mask: expected 2 bool, got bool of shape"),
+        ({"mask": np.ones(2)}, "mask: expected 2 bool, got float64"),
+        ({"kept": np.ones(2, bool)}, "kept: expected a pruner's result, .* got ndarray; pass a bool array as mask"),
+        ({"kept": Pruned(np.ones(3, bool), np.ones(2), np.ones(2))}, "kept: expected 2 bool"),
+        ({"kept": Pruned(np.ones(2, bool), np.ones(2), np.ones(2)), "mask": [True, True]}, "either kept or mask"),
         ({"kept": Pruned(np.ones(2, bool), np.ones(3), np.ones(3))}, "kept: expected 2 logits"),
         ({"seed": -1}, "seed: expected a whole number of at least 0, got -1"),
         ({"seed": 0.5}, "seed: expected a whole number"),

@@ -1,7 +1,7 @@
-"""Many fundamental matrices fitted to weighted matches at once.
+"""Fit many fundamental matrices to weighted matches at once.
 
-A fit minimises f^T M f, where M is the weighted sum of the outer products of the matches' rows of the eight-point
-algorithm. So the moments M of all fits are one matrix product, whatever the number of matches.
+A fit minimises f^T M f, where M is the weighted sum of the outer products of the rows of the eight-point algorithm. The
+matrices M of all fits are one matrix product.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# The upper half of a symmetric 9 x 9 matrix: what there is to add up.
+# Upper half of a symmetric 9 x 9 matrix.
 UPPER = np.triu_indices(9)
-# Keeps divisions finite where all points of a fit coincide, or a line has no direction.
+# Keeps divisions finite if all points of a fit coincide, or a line has no direction.
 TINY = 1e-18
-# The next row or column, and the one after it.
+# Cyclic shift of rows or columns.
 TURNED = np.array([1, 2, 0])
 # Newton steps towards determinant 0.
 RANK_STEPS = 2
@@ -22,7 +22,7 @@ RANK_STEPS = 2
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What fits read of N matches."""
+    """Rows of the eight-point algorithm for N matches."""
 
     points0: np.ndarray
     """[N x 3] homogeneous."""
@@ -34,7 +34,7 @@ class Rows:
 
     @classmethod
     def of(cls, points0: np.ndarray, points1: np.ndarray) -> Rows:
-        """From [N x 2] points of both images."""
+        """From [N x 2] points."""
         first, second = (np.column_stack([points, np.ones(len(points))]) for points in (points0, points1))
         rows = (second[:, :, None] * first[:, None, :]).reshape(-1, 9)
         return cls(first, second, rows, rows[:, UPPER[0]] * rows[:, UPPER[1]])
@@ -53,7 +53,7 @@ def fit_fundamental(rows: Rows, weights: np.ndarray) -> np.ndarray:
     moments = np.empty((len(weights), 9, 9))
     moments[:, UPPER[0], UPPER[1]] = sums
     moments[:, UPPER[1], UPPER[0]] = sums
-    # The last row and column of p1 p0^T are the points themselves: moments hold their means and squares.
+    # The last row and column of p1 p0^T are the points, so moments contain their means and squares.
     T0 = _centring(moments[:, [6, 7], 8], moments[:, [6, 7], [6, 7]])
     T1 = _centring(moments[:, [2, 5], 8], moments[:, [2, 5], [2, 5]])
     change = (T1[:, :, None, :, None] * T0[:, None, :, None, :]).reshape(-1, 9, 9)
@@ -62,11 +62,10 @@ def fit_fundamental(rows: Rows, weights: np.ndarray) -> np.ndarray:
 
 
 def _of_rank_two(moments: np.ndarray) -> np.ndarray:
-    """[L x 3 x 3] the matrices that minimise f^T M f among those of norm 1 and determinant 0, nearly.
+    """[L x 3 x 3] approximate minima of f^T M f with norm 1 and determinant 0.
 
-    From the minimum without the constraint towards the constraint, along the directions that cost least (Kanatani and
-    Sugaya, Compact fundamental matrix computation, 2010: optimal rank correction). Zeroing a singular value instead
-    spoils motions that are nearly planar.
+    Optimal rank correction of the unconstrained minimum (Kanatani and Sugaya, Compact fundamental matrix computation,
+    2010). Zeroing a singular value instead fails for motions that are nearly planar.
     """
     values, vectors = np.linalg.eigh(moments)
     start, directions = vectors[:, :, 0], vectors[:, :, 1:]
@@ -111,11 +110,11 @@ def squared_sampson(rows: Rows, F: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def refit(rows: Rows, F: np.ndarray, members: np.ndarray, scale: float, rounds: int) -> np.ndarray:
-    """Matrices nearer to their members: least squares of Sampson distances, large ones counting less (Student's law).
+    """Refine matrices by reweighted least squares of Sampson distances (Student's t-distribution).
 
     Args:
-        F: [L x 3 x 3] to start from.
-        members: [L x N] how much each match counts for each matrix.
+        F: [L x 3 x 3] initial matrices.
+        members: [L x N] weight of each match for each matrix.
         scale: of the distances of right matches.
     """
     for _ in range(rounds):

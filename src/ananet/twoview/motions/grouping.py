@@ -1,4 +1,4 @@
-"""Which matches move together: the motions of a scene told apart.
+"""Group matches by motion.
 
 >>> import ananet
 >>> motions = ananet.group_motions(ananet.Correspondences([], []))
@@ -28,33 +28,33 @@ from ananet.twoview.overlap import log10_false_alarms
 
 __all__ = ["Motion", "Motions", "group_motions"]
 
-# Where nobody says how likely a match is right.
+# Probability of being right where it is unknown.
 PROBABILITY = 0.9
-# The extent of matches in root mean squared distances from their middle: about the image's diagonal.
+# The extent of matches in RMS distances from their centre: about the image's diagonal.
 EXTENT = 3.0
-# A match agrees with a motion within so many scales.
+# A match agrees with a motion within this many scales.
 NEAR = 3.0
-# The camera stands still where so many of the matches stay in place, within so many of the least scales, and nearly all
-# others move clearly more.
+# The camera is static if this share of matches stays in place, within STILL times MIN_SCALE, and few others move less
+# than CLEARLY times that.
 STILL_SHARE, STILL, CLEARLY = 0.2, 3.0, 3.0
 FEW = 0.1
-# A homography is fitted to the nearest of a motion's matches.
+# Share of a motion's matches, the nearest, to which a homography is fitted.
 TRUSTED = 0.8
 
 
 @dataclass(frozen=True, eq=False)
 class Motion:
-    """Matches that move as one rigid object does."""
+    """Matches that move like one rigid object."""
 
     kind: Literal["fundamental", "essential", "homography"]
-    """What the model is: p1^T F p0 = 0 for pixels; p1^T E p0 = 0 for rays, where cameras are given; or p1 ~ H p0 for
-    pixels, where a plane or a camera that only turned explains all matches, so that no other model is determined."""
+    """Kind of the model: p1^T F p0 = 0 for pixels; p1^T E p0 = 0 for rays, if cameras are given; or p1 ~ H p0 for
+    pixels, if a plane or a camera that only turned explains all matches, so that no other model is determined."""
     model: np.ndarray | Tensor
     """[3 x 3] float64 of norm 1."""
     support: int
-    """How many matches follow it."""
+    """Number of its matches."""
     confidence: float
-    """Mean probability of its matches to follow it rather than another motion or none."""
+    """Mean probability of its matches to belong to it rather than to another motion or none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Motions:
     """The motions of a pair; tensors on the points' device if the points were tensors, else numpy arrays."""
 
     labels: np.ndarray | Tensor
-    """[N] int64: the motion that each match follows, 0, 1, ...; -1 for none, and for matches that were not kept."""
+    """[N] int64: number of the motion of each match; -1 for none, and for matches that were not kept."""
     motions: tuple[Motion, ...]
     """The largest first."""
 
@@ -74,7 +74,7 @@ class Motions:
         return f"Motions({len(self)} of {len(self.labels)} matches" + (f": {supports})" if self.motions else ")")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists, for JSON; without the labels."""
+        """Plain numbers and lists for JSON, without the labels."""
         return {
             "count": len(self),
             "none": int((self.labels < 0).sum()),
@@ -91,7 +91,7 @@ class Motions:
 
 
 def in_words(motions: dict[str, Any]) -> str:
-    """One line about what `Motions.to_dict` gives.
+    """Describe `Motions.to_dict` in one line.
 
     >>> in_words({"count": 1, "none": 0, "motions": [{"kind": "essential", "support": 90}]})
     'one motion: 90 matches (essential)'
@@ -102,59 +102,67 @@ def in_words(motions: dict[str, Any]) -> str:
     return f"{count}: " + ", ".join(f"{motion['support']} matches ({motion['kind']})" for motion in motions["motions"])
 
 
-def group_motions(matches: Correspondences, kept: PruningResult | Array | None = None, *, seed: int = 0) -> Motions:
-    """Which of the kept matches move together.
+def group_motions(
+    matches: Correspondences, kept: PruningResult | None = None, *, mask: Array | None = None, seed: int = 0
+) -> Motions:
+    """Find which of the kept matches move together, and how many motions there are.
 
-    The number of motions is found, not given. A rigid scene is one motion, however many planes it has; things that move
-    on their own are others. Fewer than 8 matches are no motion: a fundamental matrix explains any seven.
+    A rigid scene is one motion, even with many planes; objects that move on their own are others. A motion has at least
+    8 matches, since a fundamental matrix explains any seven.
 
     Args:
-        matches: of one pair; camera matrices, where they are known, decide the kind of the models only.
-        kept: a pruner's answer on them, whose probabilities are used; or [N] bool; or nothing, to keep all.
-        seed: of the random starts of the search. The same seed gives the same answer.
+        matches: of one pair; camera matrices only decide the kind of the models.
+        kept: a pruner's result on them; its probabilities are used. None uses all matches.
+        mask: [N] bool, instead of `kept`.
+        seed: of the random starts of the search; the same seed gives the same result.
     """
     if not isinstance(matches, Correspondences):
         raise InputError(f"matches: expected Correspondences, got {type(matches).__name__}")
     matches = matches._as_tensors()
     check_whole_number("seed", seed, 0)
-    mask, probability = _kept(kept, len(matches))
-    points0, points1 = (points[mask] for points in matches.numpy_points())
+    chosen, probability = _checked(kept, mask, len(matches))
+    points0, points1 = (points[chosen] for points in matches.numpy_points())
     labels = np.full(len(matches), -1, np.int64)
-    if mask.sum() < MIN_SUPPORT:
+    if chosen.sum() < MIN_SUPPORT:
         return Motions(matches._as_given(torch.from_numpy(labels)), ())
-    groups = _grouped(points0, points1, probability[mask], np.random.default_rng(seed))
-    indices = np.flatnonzero(mask)
+    groups = _grouped(points0, points1, probability[chosen], np.random.default_rng(seed))
+    indices = np.flatnonzero(chosen)
     motions = []
     for number, group in enumerate(sorted(groups, key=lambda group: -len(group.members))):
-        chosen = indices[group.members]
-        labels[chosen] = number
-        kind, model = _model(matches, chosen, group)
-        motions.append(Motion(kind, matches._as_given(torch.from_numpy(model)), len(chosen), group.confidence))
+        members = indices[group.members]
+        labels[members] = number
+        kind, model = _model(matches, members, group)
+        motions.append(Motion(kind, matches._as_given(torch.from_numpy(model)), len(members), group.confidence))
     return Motions(matches._as_given(torch.from_numpy(labels)), tuple(motions))
 
 
-def _kept(kept: PruningResult | Array | None, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """[N] bool and [N] probabilities of being right."""
+def _checked(kept: PruningResult | None, mask: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """[N] bool of the matches to use, and [N] probabilities of being right."""
     probability = np.full(count, PROBABILITY)
-    if kept is None:
-        return np.ones(count, bool), probability
-    given = getattr(kept, "mask", kept)
-    try:
-        mask = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
-    except (TypeError, ValueError, NotImplementedError):
-        # Lists of uneven lengths, tensors that are sparse or have no data.
-        raise InputError(f"kept: expected a pruner's answer or {count} bool, got {type(given).__name__}") from None
-    if mask.shape != (count,) or (mask.dtype != bool and count):
-        raise InputError(
-            f"kept: expected a pruner's answer on these {count} matches, or as many bool, got {mask.dtype} of shape "
-            f"{mask.shape}"
-        )
-    if hasattr(kept, "logits"):
+    name = "mask"
+    if kept is not None:
+        name = "kept"
+        if mask is not None:
+            raise InputError("mask: expected either kept or mask, got both")
+        if not hasattr(kept, "mask") or not hasattr(kept, "logits"):
+            raise InputError(
+                f"kept: expected a pruner's result, as `pruner(matches)` returns it, got {type(kept).__name__}; pass a "
+                "bool array as mask"
+            )
         logits = torch.as_tensor(kept.logits).detach().double().cpu()
         if logits.shape != (count,):
             raise InputError(f"kept: expected {count} logits, got shape {tuple(logits.shape)}")
-        probability = logits.sigmoid().numpy()
-    return mask.astype(bool), probability
+        mask, probability = kept.mask, logits.sigmoid().numpy()
+    if mask is None:
+        return np.ones(count, bool), probability
+    try:
+        array = mask.detach().cpu().numpy() if isinstance(mask, Tensor) else np.asarray(mask)
+    except (TypeError, ValueError, NotImplementedError):
+        # Lists of uneven lengths, sparse tensors, tensors without data.
+        raise InputError(f"{name}: expected {count} bool, got {type(mask).__name__}") from None
+    if array.shape != (count,) or (array.dtype != bool and count):
+        raise InputError(f"{name}: expected {count} bool, got {array.dtype} of shape {array.shape}")
+    return array.astype(bool), probability
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,9 +172,9 @@ class _Group:
     members: np.ndarray
     confidence: float
     scale: float
-    """Of distances, in pixels."""
+    """Scale of distances in pixels."""
     fundamental: np.ndarray | None
-    """For pixels; None for what stays in place."""
+    """For pixels; None for matches that stay in place."""
 
 
 def _grouped(
@@ -176,7 +184,7 @@ def _grouped(
     spread = ((points0 - middle0) ** 2).sum(axis=1).mean() + ((points1 - middle1) ** 2).sum(axis=1).mean()
     extent = EXTENT * float(np.sqrt(spread / 2))
     if extent == 0 or not np.isfinite(extent):
-        return []  # all at one place
+        return []  # all points coincide
     still = _standing_still(points0, points1, MIN_SCALE * extent)
     groups = []
     if still.any():
@@ -196,9 +204,9 @@ def _grouped(
 
 
 def _standing_still(points0: np.ndarray, points1: np.ndarray, scale: float) -> np.ndarray:
-    """[N] bool: matches that stay in place before a camera that stands still; none where it moves.
+    """[N] bool: matches that stay in place if the camera is static; none if it moves.
 
-    What stays in place obeys the epipolar geometry of everything that only shifts, and would join it.
+    They satisfy the epipolar geometry of any translation, and would be merged with it.
     """
     shift = np.linalg.norm(points1 - points0, axis=1)
     still = shift < STILL * scale
@@ -209,9 +217,9 @@ def _standing_still(points0: np.ndarray, points1: np.ndarray, scale: float) -> n
 
 
 def _significant(search: Search, state: State) -> list[int]:
-    """Motions that more matches follow than chance would bring, the largest first."""
+    """Motions with more matches than chance explains, the largest first."""
     found, tested = [], len(search.rows)
-    # Unit distance is the extent of the image: a random point lies in the band around a line with this probability.
+    # Probability of a random point to lie in the band around a line, in units of the image's extent.
     chance = min(1.0, 2 * NEAR * state.scale)
     limit = student(np.array((NEAR * state.scale) ** 2), state.scale)
     near = state.costs[:, :-1] - search.right[:, None] < limit
@@ -240,7 +248,7 @@ def _model(
 
 
 def _essential(members: Correspondences, group: _Group) -> np.ndarray:
-    """[3 x 3] E: the nearest one to the fundamental matrix, then of the least distances."""
+    """[3 x 3] E: projected from the fundamental matrix, then refined."""
     assert members.K0 is not None and members.K1 is not None and group.fundamental is not None
     K0, K1 = members.K0.double().cpu(), members.K1.double().cpu()
     focal = mean_focal(K0, K1)
@@ -258,7 +266,7 @@ def _essential(members: Correspondences, group: _Group) -> np.ndarray:
 
 
 def _homography(members: Correspondences, group: _Group) -> np.ndarray | None:
-    """[3 x 3] H, where it explains the matches better than F for its size: the GRIC of Torr (IJCV 2002)."""
+    """[3 x 3] H if Torr's GRIC (IJCV 2002) prefers it to F, else None."""
     points0, points1 = members.numpy_points()
     near = np.arange(len(points0))
     for _ in range(3):

@@ -1,16 +1,16 @@
-"""The search for the motions that describe matches in the fewest words.
+"""Search for the motions that describe matches with the lowest energy.
 
-A description says which motion every match follows, and how far it lies from it; its length, in nats, is the energy
+The energy, in nats, is
 
-    sum_i cost(match i, its motion)  +  price of the motions  +  smoothness * neighbours that follow different motions
+    sum_i cost(match i, its motion)  +  price of the motions  +  smoothness * neighbours with different motions
 
-as in PEARL (Isack and Boykov, IJCV 2012). The cost of following a motion is the negative logarithm of Student's law
-with two degrees of freedom, of the Sampson distance; that of following none is the one of a uniform law over the image.
-The pruner's probability that a match is right weighs the two. All motions are seen by the same detector, and share one
-scale of distances, which is estimated on the way.
+as in PEARL (Isack and Boykov, IJCV 2012). The cost of belonging to a motion is the negative log-likelihood of the
+Sampson distance under Student's t-distribution with two degrees of freedom; the cost of belonging to none is that of a
+uniform distribution over the image. Both are weighted by the pruner's probability. All motions share one scale of
+distances, which is estimated.
 
-The search starts from clusters of neighbouring matches that move alike, more than there are motions, and merges what
-one fundamental matrix explains: planes of one rigid thing become one motion, things that move apart do not.
+The search starts from more clusters of neighbouring, similarly moving matches than there are motions, and merges those
+that one fundamental matrix explains: planes of one rigid object become one motion, independent objects do not.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ import numpy as np
 
 from ananet.twoview.motions.fits import Rows, fit_fundamental, refit, squared_sampson
 
-# Fewer matches do not make a motion: a fundamental matrix explains any seven.
+# Matches of a motion; a fundamental matrix explains any seven.
 MIN_SUPPORT = 8
-# What another motion has to save: so much for every match, and for every match that follows it, and some nats for each
-# of its parameters at least. Photos of one rigid scene often fit two matrices better than one, by more the more matches
-# there are; with these prices few of them fall apart, and motions of less than a tenth of all are mostly missed.
+# Price of another motion: constant, per match, per match of all motions but the largest, and its minimum. Photos of one
+# rigid scene often fit two matrices better than one, the more so the more matches there are. With these prices few such
+# scenes are split, and motions with less than a tenth of the matches are mostly missed.
 PRICE, PRICE_PER_MATCH, PRICE_OF_FOLLOWERS, MIN_PRICE = 5.0, 0.25, 0.3, 35.0
-# What two neighbours cost that follow different motions, or one of them none. Shares of all neighbours of a match.
+# Cost of neighbours with different motions, or one with none, as shares of all neighbours of a match.
 SMOOTHNESS, SMOOTHNESS_OF_NONE = 3.0, 0.5
 NEIGHBOURS = 8
-# Scale of distances in units of the matches' extent, about the image's diagonal: to start with, and its limits.
+# Scale of distances in units of the matches' extent: initial value and limits.
 START_SCALE, MIN_SCALE, MAX_SCALE = 1.5e-3, 5e-4, 3e-3
-# A pruner is never surer than this.
+# Limits of the pruner's probabilities.
 PROBABILITIES = (0.3, 0.97)
-# Matches of a cluster to start with, and how many clusters at most.
+# Matches of an initial cluster, and largest number of clusters.
 CLUSTER_SIZE, MAX_CLUSTERS = 14, 8
-# Displacements count more than places where matches are clustered.
+# Weight of displacements relative to positions in clustering.
 DISPLACEMENT = 1.5
 STARTS = 2
-# Changes that seem to cost at most so much are tried: matches that move to another motion may save more.
+# Changes with at most this estimated cost are tried: reassigning matches may lower it.
 WORTH_TRYING = 15.0
 # Parameters of a fundamental matrix.
 PARAMETERS = 7
-# Matches that the search looks at: more make it slower, not better.
+# Matches used by the search; more make it slower, not better.
 MAX_SEARCHED = 300
-# Matches that all lie at one place still have one to choose.
+# Keeps the distribution valid if all matches coincide.
 TINY_CHANCE = 1e-12
-# Steps of the mean field; few, since most matches have only one motion that they may follow.
+# Mean-field iterations; few suffice, since most matches fit only one motion.
 FIELD_STEPS = 3
 
 
 class State(NamedTuple):
-    """A description of the matches."""
+    """Motions, and the assignment of matches to them."""
 
     models: np.ndarray
     """[L x 3 x 3] fundamental matrices."""
     scale: float
     members: np.ndarray
-    """[N x L + 1] probability of following each motion, and none."""
+    """[N x L + 1] probability of belonging to each motion, and to none."""
     labels: np.ndarray
     """[N] the most likely motion; L for none."""
     costs: np.ndarray
@@ -69,31 +69,31 @@ class State(NamedTuple):
 
     @property
     def sizes(self) -> np.ndarray:
-        """[L] how many matches follow each motion."""
+        """[L] number of matches of each motion."""
         return np.bincount(self.labels, minlength=len(self.models) + 1)[: len(self.models)]
 
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """Matches in units of their extent, and what they cost."""
+    """Matches in units of their extent, and their costs."""
 
     rows: Rows
     neighbours: np.ndarray
-    """[k x N] the nearest others of each match."""
+    """[k x N] nearest neighbours of each match."""
     right: np.ndarray
-    """[N] what it costs to call a match right, whatever its distance."""
+    """[N] cost of calling a match right, before that of its distance."""
     wrong: np.ndarray
-    """[N] what it costs to call it wrong."""
+    """[N] cost of calling it wrong."""
 
     @classmethod
     def of(cls, points0: np.ndarray, points1: np.ndarray, probability: np.ndarray) -> Search:
-        """Of [N x 2] points, and [N] probabilities to be right."""
+        """From [N x 2] points and [N] probabilities of being right."""
         probability = np.clip(probability, *PROBABILITIES)
         near = nearest(np.column_stack([points0, points1]), NEIGHBOURS)
         return cls(Rows.of(points0, points1), near, -np.log(probability), -np.log1p(-probability))
 
     def some(self, chosen: np.ndarray) -> Search:
-        """Of some of the matches."""
+        """Search over some of the matches."""
         rows = self.rows[chosen]
         near = nearest(np.column_stack([rows.points0[:, :2], rows.points1[:, :2]]), NEIGHBOURS)
         return Search(rows, near, self.right[chosen], self.wrong[chosen])
@@ -103,7 +103,7 @@ class Search:
         return max(MIN_PRICE, PRICE + PRICE_PER_MATCH * len(self.rows))
 
     def run(self, random: np.random.Generator) -> State:
-        """The best description found. At least `MIN_SUPPORT` matches."""
+        """Return the best state found, for at least `MIN_SUPPORT` matches."""
         if len(self.rows) > MAX_SEARCHED:
             some = self.some(np.sort(random.choice(len(self.rows), MAX_SEARCHED, replace=False))).run(random)
             return self.settle(self.describe(some.models, some.scale), 2)
@@ -114,11 +114,11 @@ class Search:
             state = self.simplify(self.clusters(random))
             best = min(best, state, key=lambda state: state.energy)
             if len(state.models) == len(best.models) == 1:
-                break  # many motions became one, as when one was all there was from the start
+                break  # all clusters were merged into one motion, as in the state to beat
         return best
 
     def one_motion(self, random: np.random.Generator) -> State:
-        """All matches by one motion, from several starts."""
+        """One motion for all matches, from several starts."""
         count = len(self.rows)
         members = np.ones((8, count))
         for row in members[1:]:
@@ -131,12 +131,12 @@ class Search:
         return self.settle(self.describe(models[best : best + 1], START_SCALE), 3)
 
     def most_to_gain(self, state: State) -> float:
-        """What all matches would save if other motions passed through them exactly."""
+        """Upper bound of the energy that further motions can save."""
         least = np.minimum(student(np.zeros(1), MIN_SCALE) + self.right, self.wrong)
         return state.energy - self.price * len(state.models) - least.sum()
 
     def clusters(self, random: np.random.Generator) -> State:
-        """More motions than there are: one for each cluster of matches that are neighbours and move alike."""
+        """Initial motions: one for each cluster of neighbouring, similarly moving matches."""
         points0, points1 = self.rows.points0[:, :2], self.rows.points1[:, :2]
         features = np.column_stack([points0 + points1, DISPLACEMENT * (points1 - points0)])
         count = min(MAX_CLUSTERS, max(1, len(features) // CLUSTER_SIZE))
@@ -148,7 +148,7 @@ class Search:
         return self.describe(models, START_SCALE)
 
     def simplify(self, state: State) -> State:
-        """Fewer motions as long as that makes the description shorter."""
+        """Merge and drop motions as long as the energy decreases."""
         state = self.settle(state, 2)
         while len(state.models) > 1:
             simpler = self.merge(state) or self.drop(state)
@@ -158,7 +158,7 @@ class Search:
         return self.settle(state, 3)
 
     def describe(self, models: np.ndarray, scale: float) -> State:
-        """Labels and scale for given models. Motions of too few matches are left out."""
+        """Estimate labels and scale for given models. Motions of too few matches are removed."""
         squared = squared_sampson(self.rows, models)[0].T
         for steps in (1, FIELD_STEPS):
             costs = self.costs(squared, scale)
@@ -172,17 +172,17 @@ class Search:
         return self.describe(models[large], scale)
 
     def costs(self, squared: np.ndarray, scale: float) -> np.ndarray:
-        """[N x L + 1] of following each motion, and none; N x L squared distances."""
+        """[N x L + 1] costs of belonging to each motion, and to none, from [N x L] squared distances."""
         return np.column_stack([student(squared, scale) + self.right[:, None], self.wrong])
 
     def field(self, costs: np.ndarray, steps: int) -> np.ndarray:
-        """[N x L + 1] probabilities of labels when neighbours tend to agree: the mean field."""
+        """[N x L + 1] probabilities of labels by mean-field iteration: neighbours tend to agree."""
         members = _probabilities(costs)
         apart = SMOOTHNESS * (1 - np.eye(costs.shape[1]))
         apart[-1, :-1] = apart[:-1, -1] = SMOOTHNESS_OF_NONE
         for _ in range(steps):
             around = members[self.neighbours].sum(axis=0) / max(len(self.neighbours), 1)
-            # Twice: each match is also a neighbour of its neighbours.
+            # Factor 2: each match is also a neighbour of its neighbours.
             members = _probabilities(costs + 2 * (around @ apart))
         return members
 
@@ -196,7 +196,7 @@ class Search:
         return float(costs[np.arange(len(labels)), labels].sum() + smoothness + price)
 
     def scale(self, squared: np.ndarray, labels: np.ndarray, scale: float) -> float:
-        """The most likely scale of Student's law, less what the models' parameters have eaten of the distances."""
+        """Maximum-likelihood scale, corrected for the degrees of freedom of the models."""
         count = squared.shape[1]
         right = np.flatnonzero(labels < count)
         free = len(right) - PARAMETERS * count
@@ -209,7 +209,7 @@ class Search:
         return scale
 
     def settle(self, state: State, rounds: int) -> State:
-        """Models fitted to their matches, and matches to the models, as long as that helps."""
+        """Alternate between refitting models and reassigning matches while the energy decreases."""
         for _ in range(rounds):
             models = refit(self.rows, state.models, state.members[:, :-1].T, state.scale, 2)
             better = self.describe(models, state.scale)
@@ -219,7 +219,7 @@ class Search:
         return state
 
     def merge(self, state: State) -> State | None:
-        """Two motions become one; None where that makes no description shorter."""
+        """Merge two motions, or several disjoint pairs; None if no merge lowers the energy."""
         count = len(state.models)
         first, second = np.triu_indices(count, 1)
         member = np.eye(count + 1)[state.labels][:, :count]
@@ -247,7 +247,7 @@ class Search:
 
     @staticmethod
     def disjoint(order: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Of pairs, best first, those that share no motion with a better one."""
+        """Pairs, best first, that share no motion with a better one."""
         taken: set[int] = set()
         chosen = []
         for number in order:
@@ -258,7 +258,7 @@ class Search:
         return np.array(chosen, np.int64)
 
     def drop(self, state: State) -> State | None:
-        """A motion is given up, its matches follow others or none; None where that makes no description shorter."""
+        """Remove a motion and reassign its matches; None if that does not lower the energy."""
         count = len(state.models)
         own, labels = self.own_costs(state), state.labels
         others = state.costs.copy()
@@ -275,7 +275,7 @@ class Search:
         return state.costs[np.arange(len(state.labels)), state.labels]
 
     def cuts(self, state: State) -> np.ndarray:
-        """[L x L] what neighbours that follow two different motions cost."""
+        """[L x L] cost of neighbours with two different motions."""
         count = len(state.models) + 1
         pairs = state.labels * count + state.labels[self.neighbours]
         cuts = np.bincount(pairs.ravel(), minlength=count**2).reshape(count, count)
@@ -284,7 +284,7 @@ class Search:
 
 
 def student(squared: np.ndarray, scale: float) -> np.ndarray:
-    """Negative logarithm of Student's law with two degrees of freedom, of squared distances."""
+    """Negative log-likelihood of squared distances under Student's t-distribution, two degrees of freedom."""
     return np.log(2 * np.sqrt(2) * scale) + 1.5 * np.log1p(squared / (2 * scale**2))
 
 
@@ -294,13 +294,13 @@ def _probabilities(costs: np.ndarray) -> np.ndarray:
 
 
 def nearest(places: np.ndarray, count: int) -> np.ndarray:
-    """[k x N] the k nearest other rows of each row; fewer where there are not so many."""
+    """[k x N] the k nearest other rows of each row, or all if there are fewer."""
     count = min(count, len(places) - 1)
     if count < 1:
         return np.zeros((0, len(places)), np.int64)
     places = places.astype(np.float32)
     _, found = cv2.batchDistance(places, places, cv2.CV_32F, K=count + 1, normType=cv2.NORM_L2)
-    # Each row is its own nearest, unless others lie at the same place.
+    # Each row is its own nearest, unless others coincide with it.
     own = found == np.arange(len(places))[:, None]
     own[~own.any(axis=1), -1] = True
     return found[~own].reshape(len(places), count).T.copy()
