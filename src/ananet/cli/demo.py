@@ -29,7 +29,7 @@ ESTIMATORS = {ESTIMATOR: "", "ransac": "ransac_"}
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPair:
-    """Two photos, their cameras, the motion between them, and what says where each match should end."""
+    """Two photos, their cameras, the motion between them, and the ground truth of matches."""
 
     image0: np.ndarray
     image1: np.ndarray
@@ -57,48 +57,45 @@ def run(arguments: argparse.Namespace) -> int:
     pair = motorcycle()
 
     from ananet.pruners import load
+    from ananet.twoview import match_photos
     from ananet.twoview.drawing import draw_right_wrong, stack
-    from ananet.twoview.matcher import match_photos
 
     pruner = load(arguments.pruner, device=arguments.device)
     found = match_photos(pair.image0, pair.image1, pruner=pruner, K0=pair.K0, K1=pair.K1)
-    matches, kept = found.matches, found.kept
-    points0, points1 = matches.numpy_points()
+    points0, points1 = found.matches.numpy_points()
     error = match_errors(pair, points0, points1)
-    everything = np.ones(len(matches), bool)
-    before = quality(pair, matches, load("all")(matches), error)
-    after = quality(pair, matches, kept, error)
-    # Where nothing was measured, nothing is drawn or counted; the poses use all matches, as a user's would.
-    measured, correct = ~np.isnan(error), error < CORRECT_WITHIN
+    kept = {"all putative matches": load("all")(found.matches), f"kept by {found.pruner}": found.kept}
+    scores = {title: quality(pair, found.matches, one, error) for title, one in kept.items()}
     pictures = []
-    for title, mask, numbers in (
-        ("all matches", everything, before),
-        (f"kept by {found.pruner}", kept.mask, after),
-    ):
-        caption = f"{title}: {numbers['precision']:.0%} of {numbers['measured']} right"
-        shown = mask & measured
-        points = points0[shown], points1[shown]
-        pictures.append(draw_right_wrong(pair.image0, pair.image1, *points, correct[shown], caption))
+    for title, one in kept.items():
+        # Matches without ground truth are neither drawn nor counted; poses use all, as a user's would.
+        shown = one.mask & ~np.isnan(error)
+        caption = f"{title}: {scores[title]['precision']:.0%} of {scores[title]['measured']} right"
+        right = error[shown] < CORRECT_WITHIN
+        pictures.append(draw_right_wrong(pair.image0, pair.image1, points0[shown], points1[shown], right, caption))
     save_picture(arguments.output, stack(*pictures))
-    result = {"pruner": found.pruner, "before": before, "after": after, "picture": str(arguments.output)}
     if arguments.json:
-        print_json(result)
+        before, after = scores.values()
+        print_json({"pruner": found.pruner, "before": before, "after": after, "picture": str(arguments.output)})
         return 0
     print(f"Middlebury motorcycle, right camera turned by {TURN[0]:g}, {TURN[1]:g}, {TURN[2]:g} degrees; SIFT matches.")
-    print(f"A match is right within {CORRECT_WITHIN:g} px of its ground truth; 'measured' counts those that have one.")
-    titled = (("all putative matches", before), (f"kept by {found.pruner}", after))
-    counts = ("matches", "measured", "precision", "recall", "f1")
-    print("\n" + format_table([{"": title} | {name: numbers[name] for name in counts} for title, numbers in titled]))
-    print(f"\nPose errors in degrees, median of {RUNS} runs over shuffled matches; estimators with their defaults.\n")
-    rows = []
-    for title, numbers in titled:
-        columns = {
-            f"{name} {kind}": numbers[f"{prefix}{kind}_error"]
-            for name, prefix in ESTIMATORS.items()
-            for kind in ("rotation", "translation")
-        }
-        rows.append({"": title} | columns)
-    print(format_table(rows))
+    print(
+        f"A match is right within {CORRECT_WITHIN:g} px of its ground truth; 'measured' counts those that have one.\n"
+    )
+    counts = {name: name for name in ("matches", "measured", "precision", "recall", "f1")}
+    errors = {
+        f"{name} {kind}": f"{prefix}{kind}_error"
+        for name, prefix in ESTIMATORS.items()
+        for kind in ("rotation", "translation")
+    }
+    tables = [
+        format_table(
+            [{"": title} | {column: row[key] for column, key in columns.items()} for title, row in scores.items()]
+        )
+        for columns in (counts, errors)
+    ]
+    between = f"Pose errors in degrees, median of {RUNS} runs over shuffled matches; estimators with their defaults."
+    print(f"\n{tables[0]}\n\n{between}\n\n{tables[1]}")
     print(f"\nPicture: {arguments.output} (above all matches, below the kept ones; green right, red wrong)")
     return 0
 

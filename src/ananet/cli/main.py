@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -68,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         import_module(f"ananet.cli.{name}").add_arguments(subparser)
         _add_debug(subparser)
+    # Damaged EXIF data counts as none.
+    warnings.filterwarnings("ignore", module="PIL")
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         # Prints the usage of this command only.

@@ -17,6 +17,7 @@ import torch
 from ananet._util.checks import check_probability
 from ananet._util.defaults import DETECTOR, ESTIMATOR
 from ananet._util.stopwatch import Stopwatch
+from ananet.core.cameras import pixel_scaling
 from ananet.core.correspondences import Array, Correspondences
 from ananet.errors import InputError
 from ananet.estimators import Estimator, load_estimator
@@ -57,8 +58,6 @@ class PreparedPhoto:
     @property
     def scaling(self) -> np.ndarray:
         """[3 x 3] from pixels of the photo as given to those of `features`."""
-        from ananet.core.cameras import pixel_scaling
-
         width, height = self.features.image_size
         return pixel_scaling(width / self.size[0], height / self.size[1])
 
@@ -179,7 +178,7 @@ class PhotoMatcher:
                 for image in [image for some in pairs[number : number + 1 + (threads > 1)] for image in some]:
                     key = _key(image)
                     if key not in photos:
-                        photos[key] = _submit(pool if threads > 1 else None, self.prepare, image, names.get(key))
+                        photos[key] = pool.submit(self.prepare, image, names.get(key))
                 under_way = [photos[_key(image)] for image in pair]
                 for key in map(_key, pair):
                     uses[key] -= 1
@@ -382,18 +381,6 @@ def _load(name: str, given: Any, kind: Any, load_by_name: Callable[[str], Loaded
 
 def _key(image: Any) -> Hashable:
     return str(image) if isinstance(image, str | Path) else id(image)
-
-
-def _submit(pool: ThreadPoolExecutor | None, function: Callable[..., Loaded], *arguments: Any) -> Future[Loaded]:
-    """A call in the pool, or one that is done here and now."""
-    if pool is not None:
-        return pool.submit(function, *arguments)
-    done: Future[Loaded] = Future()
-    try:
-        done.set_result(function(*arguments))
-    except InputError as error:
-        done.set_exception(error)
-    return done
 
 
 def _in_own_pixels(matches: Correspondences, photo0: PreparedPhoto, photo1: PreparedPhoto) -> Correspondences:
