@@ -1,11 +1,10 @@
-"""Load test of `ananet web`: many clients on this machine, against `pruner.batch` in the same run.
+"""Load test of `ananet web`: many clients on this machine, compared with `pruner.batch` in the same run.
 
     python benchmarks/service.py [--seconds 60] [--clients 32] [--matches 2000] [--json results.json]
 
-A service is started in a process of its own, on 127.0.0.1. Every client keeps one connection, and sends its next pair
-as soon as it has the answer to the last. Meanwhile other clients hang up in the middle of their requests. Before and
-after, `pruner.batch` prunes batches of the same pairs with nothing in between. The service is told to stop at the end
-while all clients wait for an answer, and has to answer them.
+The service runs in its own process on 127.0.0.1. Each client keeps one connection and sends its next pair when it has
+the response to the last. Other clients disconnect in the middle of their requests. Before and after, `pruner.batch` prunes
+batches of the same pairs. At the end the service gets SIGTERM while all clients wait, and has to respond to them.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from typing import Any
 
 import numpy as np
 
-# Pairs of a full batch, as the service has it by default.
+# Pairs of a full batch, the default of the service.
 FULL_BATCH = 16
-# Different pairs, so that answers that went astray are noticed.
+# Different pairs, so that a response to the wrong client is noticed.
 PAIRS = 8
-# How often a client hangs up, in seconds, and how often the memory is looked at.
-HANG_UP_EVERY, LOOK_EVERY = 0.5, 0.5
+# Seconds between clients that disconnect, and between measurements of memory.
+DISCONNECT_EVERY, MEASURE_EVERY = 0.5, 0.5
 NPZ = {"Content-Type": "application/x-npz"}
 
 
 def make_pairs(matches: int) -> list[dict[str, np.ndarray]]:
-    """Matches of a turned and shifted plane, a third of them right."""
+    """Return matches of a rotated plane, a third of them right."""
     pairs = []
     for seed in range(PAIRS):
         rng = np.random.default_rng(seed)
@@ -56,7 +55,7 @@ def make_pairs(matches: int) -> list[dict[str, np.ndarray]]:
 
 
 def measure_batch(pairs: list[dict[str, np.ndarray]], seconds: float) -> list[float]:
-    """Times of full batches."""
+    """Return seconds of full batches."""
     import ananet
 
     pruner = ananet.load(device="cpu")
@@ -71,13 +70,13 @@ def measure_batch(pairs: list[dict[str, np.ndarray]], seconds: float) -> list[fl
 
 
 def batch_in_own_process(matches: int, seconds: float) -> list[float]:
-    """Where the service has had its memory and its threads for itself, so has the batch."""
+    """Measure in a new process, with its own memory and threads, as the service has them."""
     command = [sys.executable, __file__, "--batch-only", "--seconds", str(seconds), "--matches", str(matches)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 class Load:
-    """What the clients saw."""
+    """The clients, and what they measured."""
 
     def __init__(self, address: str, pairs: list[dict[str, np.ndarray]], expected: list[np.ndarray]) -> None:
         self.host, self.port = address.removeprefix("http://").split(":")
@@ -89,7 +88,7 @@ class Load:
         self.expected = expected
         self.latencies: list[float] = []
         self.statuses: dict[int, int] = {}
-        self.wrong = self.lost = self.sent = self.hung_up = 0
+        self.wrong = self.lost = self.sent = self.disconnected = 0
         self.stopping = False
 
     async def client(self, number: int) -> None:
@@ -102,7 +101,7 @@ class Load:
             try:
                 writer.write(self.head(len(self.bodies[which])) + self.bodies[which])
                 await writer.drain()
-                status, body = await answer(reader)
+                status, body = await read_response(reader)
             except (OSError, EOFError, ValueError):
                 self.lost += 1
                 break
@@ -110,7 +109,7 @@ class Load:
             self.statuses[status] = self.statuses.get(status, 0) + 1
             if status == 200:
                 mask = np.load(io.BytesIO(body))["mask"]
-                # Rounding depends on the company in a batch, and may turn a match that is undecided.
+                # Rounding depends on the batch, and may change undecided matches.
                 self.wrong += int((mask != self.expected[which]).mean() > 0.002)
         writer.close()
 
@@ -118,24 +117,24 @@ class Load:
         lines = ["POST /v1/prune HTTP/1.1", f"Host: {self.host}:{self.port}", f"Content-Length: {length}"]
         return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in NPZ.items()), "", ""]).encode()
 
-    async def hang_up(self) -> None:
-        """Clients that send everything or half of it, and go."""
+    async def disconnect(self) -> None:
+        """Clients that send all or half of a request, and disconnect."""
         while not self.stopping:
             _, writer = await asyncio.open_connection(self.host, int(self.port))
             body = self.bodies[0]
-            writer.write(self.head(len(body)) + body[: len(body) // (1 + self.hung_up % 2)])
+            writer.write(self.head(len(body)) + body[: len(body) // (1 + self.disconnected % 2)])
             await writer.drain()
             await asyncio.sleep(0.02)
             writer.transport.abort()
-            self.hung_up += 1
-            await asyncio.sleep(HANG_UP_EVERY)
+            self.disconnected += 1
+            await asyncio.sleep(DISCONNECT_EVERY)
 
 
-async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+async def read_response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     length = re.search(r"content-length: (\d+)", head)
     if length is None:
-        raise ValueError("an answer without length")
+        raise ValueError("a response without length")
     return int(head.split()[1]), await reader.readexactly(int(length.group(1)))
 
 
@@ -146,35 +145,35 @@ def memory(process: int) -> float:
 
 
 async def put_under_load(load: Load, process: subprocess.Popen[str], clients: int, seconds: float) -> dict[str, Any]:
-    """The load, then SIGTERM while every client waits."""
+    """Run the load, then send SIGTERM while every client waits."""
     tasks = [asyncio.create_task(load.client(number)) for number in range(clients)]
-    impolite = asyncio.create_task(load.hang_up())
-    # The first answers wait for networks to be loaded.
+    disconnecting = asyncio.create_task(load.disconnect())
+    # The first responses include the time to load networks.
     while len(load.latencies) < clients:
         await asyncio.sleep(0.05)
     load.latencies.clear()
     start, used = time.perf_counter(), []
     while time.perf_counter() - start < seconds:
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(MEASURE_EVERY)
         used.append(memory(process.pid))
     took, latencies = time.perf_counter() - start, sorted(load.latencies)
     load.stopping = True
-    impolite.cancel()
+    disconnecting.cancel()
     process.send_signal(signal.SIGTERM)
     await asyncio.gather(*tasks)
     if not latencies:
-        raise SystemExit(f"no answer within {seconds:g} s: take more seconds or fewer matches")
+        raise SystemExit(f"no response within {seconds:g} s: take more seconds or fewer matches")
     half = len(used) // 2
     return {
         "pairs_per_second": len(latencies) / took,
         "p50": statistics.median(latencies),
         "p99": latencies[int(0.99 * (len(latencies) - 1))],
-        "answers": sum(load.statuses.values()),
+        "responses": sum(load.statuses.values()),
         "statuses": load.statuses,
         "sent": load.sent,
         "lost": load.lost,
         "wrong": load.wrong,
-        "hung_up": load.hung_up,
+        "disconnected": load.disconnected,
         "memory_megabytes": {"first_half": statistics.mean(used[:half]), "second_half": statistics.mean(used[half:])},
     }
 
@@ -197,13 +196,13 @@ def main() -> None:
     load_before = os.getloadavg()[0]
     pruner = ananet.load(device="cpu")
     expected = [pruner(**pair).mask for pair in pairs]
-    # Half before and half after: other programs may come and go.
+    # Half before and half after, since other load may change.
     batches = batch_in_own_process(arguments.matches, arguments.seconds / 6)
     command = [sys.executable, "-m", "ananet", "web", "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     address = next(found.group() for line in process.stderr if (found := re.search(r"http://[\d.]+:\d+", line)))
-    # Read on: a pipe that is full would stop the service.
+    # Keep reading: a full pipe would block the service.
     logged: list[str] = []
     threading.Thread(target=logged.extend, args=(process.stderr,), daemon=True).start()
     load = Load(address, pairs, expected)
@@ -234,8 +233,9 @@ def main() -> None:
     print(
         f"p50, p99      {results['p50']:.2f} s, {results['p99']:.2f} s: {results['p99_of_full_batch']:.2f} full batches"
     )
-    print(f"answers       {results['answers']} of {results['sent']}, {results['lost']} lost, {results['wrong']} wrong")
-    print(f"hung up       {results['hung_up']} clients, {results['errors_logged']} errors logged")
+    lost, wrong = results["lost"], results["wrong"]
+    print(f"responses     {results['responses']} of {results['sent']}, {lost} lost, {wrong} wrong")
+    print(f"disconnected  {results['disconnected']} clients, {results['errors_logged']} errors logged")
     print(f"memory        {used['first_half']:.0f} MB, then {used['second_half']:.0f} MB")
     print(f"SIGTERM       exit code {results['exit_code']}")
     print(f"load average  {load_before:.1f} before, {results['load_average_after']:.1f} after")
