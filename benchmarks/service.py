@@ -3,8 +3,8 @@
     python benchmarks/service.py [--seconds 60] [--clients 32] [--matches 2000] [--json results.json]
 
 The service runs in its own process on 127.0.0.1. Each client keeps one connection and sends its next pair when it has
-the response to the last. Other clients disconnect in the middle of their requests. Before and after, `pruner.batch` prunes
-batches of the same pairs. At the end the service gets SIGTERM while all clients wait, and has to respond to them.
+the response to the last. Other clients disconnect in the middle of their requests. Before and after, `pruner.batch`
+prunes batches of the same pairs. At the end the service gets SIGTERM while all clients wait, and must respond.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ def make_pairs(count):
 
 def test_pruned_together_as_alone():
     pairs = [*make_pairs(4), Pair("failed", error="x")]
-    row = stages.Prune("ananet-small", "cpu")({"number": 3, "pairs": np.array(pairs, object)})
+    row = stages.Prune("ananet-small", "cpu")({"path": "a", "pairs": np.array(pairs, object)})
     found = row["pairs"]
-    assert row["number"] == 3
+    assert row["path"] == "a"
     pruner = ananet.load("ananet-small", device="cpu")
     assert [pair.source for pair in found] == ["0", "1", "2", "3", "failed"] and found[4].kept is None
     for pair in found[:4]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from ananet.twoview.matcher import PreparedPhoto, find_features
 CACHED_PHOTOS = 128
 SHAPES = {"points0": (-1, 2), "points1": (-1, 2), "K0": (3, 3), "K1": (3, 3), "indices": (-1, 2)}
 Item = TypeVar("Item")
+Focal = float | Literal["exif"] | None
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,8 @@ class Part:
     source: str
     """File, relative to the input folder."""
     first: int
-    """Start: pair id in a database, row of a table, byte offset in a list."""
+    """Start: pair id in a database, byte offset in a list of photos, else number of the pair."""
     count: int
-    names: tuple[str, ...] = ()
-    """Names of the pairs, where they are the only way to find them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +92,17 @@ class Source(ABC):
     Args:
         folder: the input.
         files: relative to the folder, sorted.
+        names: of all pairs, where parts refer to them by number.
     """
 
     suffix: str
     has_indices = False
     """Whether the output needs keypoint indices, because the input has no matches."""
 
-    def __init__(self, folder: Path, files: Sequence[str]) -> None:
-        self.folder, self.files = folder, list(files)
+    def __init__(self, folder: Path, files: Sequence[str], names: Sequence[str] = ()) -> None:
+        self.folder, self.files, self.names = folder, list(files), names
+        # What the output depends on beside the files and the pruner.
+        self.settings: dict[str, Any] = {"input": self.suffix}
 
     def parts(self, size: int) -> Iterator[Part]:
         """Yield all pairs, at most `size` in a part. An unreadable file becomes a part of one pair, which will fail."""
@@ -115,10 +117,6 @@ class Source(ABC):
             yield from self.pairs_of(part)
         except Exception as error:
             yield Pair(part.source).failed(error)
-
-    def settings(self) -> dict[str, Any]:
-        """What the output depends on beside the files and the pruner."""
-        return {"input": self.suffix}
 
     @abstractmethod
     def parts_of(self, name: str, size: int) -> Iterator[Part]:
@@ -167,18 +165,18 @@ class HlocFiles(Source):
     suffix = ".h5"
 
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
-        with ExitStack() as opened:
-            found = {name: opened.enter_context(open_hdf5(folder / name)) for name in files}
-            matched = [name for name, file in found.items() if hloc.groups_with(file, "matches0")]
-        super().__init__(folder, matched)
-        self.features = tuple(folder / name for name in files if name not in matched)
+        self.groups = {}
+        for name in files:
+            with open_hdf5(folder / name) as file:
+                self.groups[name] = sorted(hloc.groups_with(file, "matches0"))
+        matched = [name for name in files if self.groups[name]]
+        super().__init__(folder, matched, [group for name in matched for group in self.groups[name]])
+        self.features = tuple(folder / name for name in files if not self.groups[name])
         if not self.features or not matched:
             raise InputError(f"{folder}: expected hloc's features and matches, got {', '.join(files)}")
 
     def parts_of(self, name: str, size: int) -> Iterator[Part]:
-        with open_hdf5(self.folder / name) as file:
-            groups = sorted(hloc.groups_with(file, "matches0"))
-        yield from _named_parts(name, groups, size)
+        return _numbered_parts(name, len(self.groups[name]), size)
 
     def pairs_of(self, part: Part) -> Iterator[Pair]:
         images = _hloc_images(self.features)
@@ -189,7 +187,7 @@ class HlocFiles(Source):
                 pair = replace(pair, name0=stored.name0, name1=stored.name1)
                 return replace(pair, matches=images.correspondences(stored, descriptors=False))
 
-            for group in part.names:
+            for group in self.groups[part.source][part.first : part.first + part.count]:
                 yield attempt(Pair(part.source, group), joined)
 
 
@@ -205,18 +203,17 @@ class MatchFiles(Source):
     suffix = ".npz"
 
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
-        super().__init__(folder, [""])
-        self.names = files
+        super().__init__(folder, [""], files)
 
     def parts_of(self, name: str, size: int) -> Iterator[Part]:
-        yield from _named_parts(name, self.names, size)
+        return _numbered_parts(name, len(self.names), size)
 
     def pairs_of(self, part: Part) -> Iterator[Pair]:
         def read(pair: Pair) -> Pair:
             matches = read_matches(self.folder / pair.source)
             return replace(pair, matches=matches, cameras_known=matches.calibrated)
 
-        for name in part.names:
+        for name in self.names[part.first : part.first + part.count]:
             yield attempt(Pair(name), read)
 
 
@@ -226,9 +223,7 @@ class Tables(Source):
     suffix = ".parquet"
 
     def parts_of(self, name: str, size: int) -> Iterator[Part]:
-        count = _open_table(self.folder / name).metadata.num_rows
-        for first in range(0, count, size):
-            yield Part(name, first, min(size, count - first))
+        return _numbered_parts(name, _open_table(self.folder / name).metadata.num_rows, size)
 
     def pairs_of(self, part: Part) -> Iterator[Pair]:
         file = _open_table(self.folder / part.source)
@@ -294,34 +289,22 @@ class PhotoPairs(Source):
         listed: the text file.
         features: the folder to which `detect` writes features, one file per photo.
         detector, max_keypoints: as `load_detector` takes them.
-        focal: of all photos, in pixels; None for EXIF.
-        use_exif: whether to read focal lengths from EXIF.
+        focal: of all photos, in pixels; "exif" for that of each photo, None for none.
     """
 
     suffix = ".txt"
     has_indices = True
 
     def __init__(
-        self,
-        folder: Path,
-        listed: Path,
-        features: Path,
-        detector: str,
-        max_keypoints: int,
-        focal: float | None = None,
-        use_exif: bool = True,
+        self, folder: Path, listed: Path, features: Path, detector: str, max_keypoints: int, focal: Focal = "exif"
     ) -> None:
         check_file(listed)
         if not folder.is_dir():
             raise InputError(f"input: expected a folder of photos, got {folder}")
         super().__init__(folder, [listed.name])
-        self.listed = listed.resolve()
-        self.features, self.detector, self.max_keypoints = features, detector, max_keypoints
-        self.focal, self.use_exif = focal, use_exif
-
-    def settings(self) -> dict[str, Any]:
-        own = {"detector": self.detector, "max_keypoints": self.max_keypoints}
-        return {**super().settings(), **own, "focal": self.focal, "exif": self.use_exif}
+        self.listed, self.features = listed.resolve(), features
+        self.detector, self.max_keypoints, self.focal = detector, max_keypoints, focal
+        self.settings |= {"detector": detector, "max_keypoints": max_keypoints, "focal": focal}
 
     def parts_of(self, name: str, size: int) -> Iterator[Part]:
         for some in _slices(self._lines(), size):
@@ -350,7 +333,7 @@ class PhotoPairs(Source):
             photo = as_photo(self.folder / name, longest_side=detector.longest_side)
             found = find_features(detector, photo.pixels, name, self.folder / name, photo.size)
             more = {"detected_size": np.array(found.image_size)}
-            if self.use_exif and photo.exif_focal is not None:
+            if photo.exif_focal is not None:
                 more["focal"] = np.array(photo.exif_focal)
             save_features(path, found.in_pixels_of(photo.size), **more)
         except Exception as error:
@@ -380,8 +363,8 @@ class PhotoPairs(Source):
 
     def _match(self, pair: Pair) -> Pair:
         first, second = (_read_photo(self._features_of(str(name))) for name in (pair.name0, pair.name1))
-        exif0, exif1 = first.exif_focal, second.exif_focal
-        cameras = choose_cameras(first.size, second.size, focal=self.focal, exif_focal0=exif0, exif_focal1=exif1)
+        focal0, focal1 = (p.exif_focal if self.focal == "exif" else self.focal for p in (first, second))
+        cameras = choose_cameras(first.size, second.size, exif_focal0=focal0, exif_focal1=focal1)
         # As in `PhotoMatcher`, thresholds are in pixels of the scaled photos.
         K0, K1 = (None if K is None else photo.scaling @ K for K, photo in ((cameras.K0, first), (cameras.K1, second)))
         matches = match(first.features, second.features, K0=K0, K1=K1)
@@ -415,9 +398,8 @@ def _slices(values: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield some
 
 
-def _named_parts(source: str, names: Sequence[str], size: int) -> Iterator[Part]:
-    for number, some in enumerate(_slices(names, size)):
-        yield Part(source, number * size, len(some), tuple(some))
+def _numbered_parts(source: str, count: int, size: int) -> Iterator[Part]:
+    return (Part(source, first, min(size, count - first)) for first in range(0, count, size))
 
 
 SOURCES = (Databases, HlocFiles, MatchFiles, Tables)
@@ -429,14 +411,11 @@ def open_source(path: Path) -> Source:
         raise InputError(f"input: {path}: no such file or folder")
     folder = path if path.is_dir() else path.parent
     names = [path] if path.is_file() else sorted(file for file in path.rglob("*") if not file.name.startswith("."))
-    found = {
-        source: [file.relative_to(folder).as_posix() for file in names if file.suffix == source.suffix]
-        for source in SOURCES
-    }
+    found = {source: [file for file in names if file.suffix == source.suffix] for source in SOURCES}
     found = {source: files for source, files in found.items() if files}
     if len(found) != 1:
         kinds = " or ".join(source.suffix for source in SOURCES)
         got = " and ".join(source.suffix for source in found) or "none of them"
         raise InputError(f"input: expected files of one kind ({kinds}) in {path}, or --pairs for photos; got {got}")
     ((source, files),) = found.items()
-    return source(folder, files)
+    return source(folder, [file.relative_to(folder).as_posix() for file in files])

@@ -97,7 +97,7 @@ def _row(pair: Pair) -> dict[str, Any]:
         "inliers": None if pose is None else int(pose.inliers.sum()),
         "overlap": pair.overlap,
         "error": pair.error,
-        "indices": np.zeros(0, np.int32) if indices is None else indices.numpy().ravel(),
+        "indices": np.zeros(0, np.int32) if indices is None else np.asarray(indices).ravel(),
     }
 
 

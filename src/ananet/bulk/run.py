@@ -18,7 +18,7 @@ from tqdm import tqdm
 from ananet._util import defaults
 from ananet._util.checks import check_whole_number
 from ananet.bulk.cluster import Engine, Row, open_engine
-from ananet.bulk.inputs import Databases, Part, PhotoPairs, Source, import_parquet, open_source
+from ananet.bulk.inputs import Databases, Focal, Part, PhotoPairs, Source, import_parquet, open_source
 from ananet.bulk.outputs import Counts, part_path, read_counts, write_database, write_part
 from ananet.bulk.stages import Prune, Verify
 from ananet.errors import InputError
@@ -92,10 +92,11 @@ def prune_in_bulk(
     input, output = Path(input).resolve(), Path(output).resolve()
     if output.is_relative_to(input):
         raise InputError(f"output: expected a folder outside of the input {input}, got {output}")
+    exif: Focal = "exif" if use_exif else None
     if pairs is None:
         source = open_source(input)
     else:
-        source = PhotoPairs(input, Path(pairs), output / FEATURES, detector, max_keypoints, focal, use_exif)
+        source = PhotoPairs(input, Path(pairs), output / FEATURES, detector, max_keypoints, focal or exif)
         source.load_detector("cpu")
     if pruner is None:
         pruner = defaults.RECONSTRUCTION_PRUNER if isinstance(source, Databases) else defaults.PRUNER
@@ -112,48 +113,41 @@ def prune_in_bulk(
     output.mkdir(parents=True, exist_ok=True)
     with only_process(output):
         remove_temporaries(output)
-        _check_manifest(output, {"pruner": identity, "estimator": estimator, **source.settings()}, parts)
+        digest = hashlib.sha256(repr((parts, source.names)).encode()).hexdigest()
+        manifest = {"pruner": identity, "estimator": estimator, **source.settings, "parts": len(parts)}
+        _check_manifest(output, manifest | {"digest": digest})
         with open_engine(workers, address, device) as engine:
             if isinstance(source, PhotoPairs):
                 _detect(engine, source, retry_failed, progress)
-            skipped = _prune(engine, source, parts, output, pruner, estimator, retry_failed, progress)
+            paths = {part_path(output, number): part for number, part in enumerate(parts)}
+            missing = {path: part for path, part in paths.items() if not _is_done(path, retry_failed)}
+            _prune(engine, source, missing, pruner, estimator, progress)
             if databases:
-                _write_databases(engine, source, parts, output, identity, min_matches, progress)
+                _write_databases(engine, source, paths, output / DATABASES, identity, min_matches, progress)
         # Left by workers that were killed.
         remove_temporaries(output)
-    counts = sum((read_counts(part_path(output, number)) for number in range(len(parts))), Counts())
-    return Summary(len(parts), skipped, counts)
+    counts = sum(map(read_counts, paths), Counts())
+    return Summary(len(parts), len(parts) - len(missing), counts)
+
+
+def _is_done(path: Path, retry_failed: bool) -> bool:
+    return path.is_file() and not (retry_failed and read_counts(path).failed)
 
 
 def _prune(
-    engine: Engine,
-    source: Source,
-    parts: list[Part],
-    output: Path,
-    pruner: str,
-    estimator: str,
-    retry_failed: bool,
-    progress: bool,
-) -> int:
-    """Write the missing parts; return how many were there."""
-
-    def is_done(number: int) -> bool:
-        path = part_path(output, number)
-        return path.is_file() and not (retry_failed and read_counts(path).failed)
-
+    engine: Engine, source: Source, missing: dict[Path, Part], pruner: str, estimator: str, progress: bool
+) -> None:
     def read(row: Row) -> Row:
-        part = Part(row["source"], row["first"], row["count"], tuple(map(str, row["names"])))
-        return {"number": row["number"], "pairs": list(source.read(part))}
+        part = Part(row["source"], row["first"], row["count"])
+        return {"path": row["path"], "pairs": list(source.read(part))}
 
     def verify_and_write(row: Row) -> Row:
         verified = Verify(estimator)(list(row["pairs"]))
-        return {"done": write_part(part_path(output, row["number"]), verified, source.has_indices).pairs}
+        return {"done": write_part(Path(row["path"]), verified, source.has_indices).pairs}
 
-    missing = [number for number in range(len(parts)) if not is_done(number)]
-    rows = [{"number": number, **asdict(parts[number])} for number in missing]
-    total = sum(parts[number].count for number in missing)
+    rows = [{"path": str(path), **asdict(part)} for path, part in missing.items()]
+    total = sum(part.count for part in missing.values())
     _with_bar(engine.run(rows, read, (Prune, pruner, engine.device), verify_and_write), total, "prune", progress)
-    return len(parts) - len(missing)
 
 
 def _detect(engine: Engine, source: PhotoPairs, retry_failed: bool, progress: bool) -> None:
@@ -179,25 +173,25 @@ class _Detect:
 
 
 def _write_databases(
-    engine: Engine, source: Source, parts: list[Part], output: Path, identity: str, min_matches: int, progress: bool
+    engine: Engine, source: Source, parts: dict[Path, Part], output: Path, pruner: str, min_matches: int, progress: bool
 ) -> None:
     """Write the pruned copies that are missing or older than their parts."""
-    numbers = defaultdict(list)
-    for number, part in enumerate(parts):
-        numbers[part.source].append(number)
+    paths = defaultdict(list)
+    for path, part in parts.items():
+        # Pair ids of COLMAP are positive: 0 stands for an unreadable file.
+        if part.first:
+            paths[part.source].append(path)
 
     def write(row: Row) -> Row:
-        paths = [part_path(output, number) for number in row["numbers"]]
-        write_database(source.folder / row["name"], output / DATABASES / row["name"], paths, identity, min_matches)
+        own = [Path(path) for path in row["parts"]]
+        write_database(source.folder / row["name"], output / row["name"], own, pruner, min_matches)
         return {"done": 1}
 
     rows = []
-    for name, own in numbers.items():
-        copy, newest = output / DATABASES / name, max(part_path(output, number).stat().st_mtime for number in own)
-        # Pair ids of COLMAP are positive: 0 stands for an unreadable file.
-        unreadable = parts[own[0]].first == 0
-        if not unreadable and not (copy.is_file() and copy.stat().st_mtime >= newest):
-            rows.append({"name": name, "numbers": own})
+    for name, own in paths.items():
+        copy, newest = output / name, max(path.stat().st_mtime for path in own)
+        if not copy.is_file() or copy.stat().st_mtime < newest:
+            rows.append({"name": name, "parts": list(map(str, own))})
     _with_bar(engine.run(rows, write, None, None), len(rows), "databases", progress)
 
 
@@ -207,12 +201,8 @@ def _with_bar(rows: Iterator[Row], total: int, title: str, progress: bool) -> No
             bar.update(row["done"])
 
 
-def _check_manifest(output: Path, settings: dict[str, Any], parts: list[Part]) -> None:
+def _check_manifest(output: Path, manifest: dict[str, Any]) -> None:
     """Raise if the folder has parts of a call with another input or other settings."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(repr(part).encode())
-    manifest = settings | {"parts": len(parts), "digest": digest.hexdigest()}
     path = output / MANIFEST
     if not path.is_file():
         write_json(path, manifest, indent=2)
