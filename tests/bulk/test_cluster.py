@@ -67,7 +67,7 @@ def test_a_killed_worker_changes_nothing(two_workers, pairs, tmp_path):
         os.kill(killed["pid"], signal.SIGKILL)
         killed["others"], killed["done"] = others, len(list(tmp_path.glob("ray/part-*.parquet")))
 
-    thread = threading.Thread(target=kill_one)
+    thread = threading.Thread(target=kill_one, daemon=True)
     thread.start()
     summary = prune_in_bulk(pairs, tmp_path / "ray", workers=2, pairs_per_part=2, device="cpu")
     thread.join()
