@@ -97,7 +97,7 @@ def main() -> None:
     )
     training.add_argument("--device", default="auto")
     training.add_argument("--json", action="store_true")
-    tables = commands.add_parser("tables", help="print the tables of what was trained")
+    tables = commands.add_parser("tables", help="print the tables for the trained networks")
     tables.add_argument("folder", type=Path, help="where `train` wrote")
     tables.add_argument("scenes", help="posed scenes that were not trained on")
     tables.add_argument("--multi", help="MULTI cases, for Table 3")
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def train_all(arguments: argparse.Namespace) -> None:
-    """Train every network with every seed, `jobs` of them side by side, and print how each does on validation."""
+    """Train every network with every seed, `jobs` of them in parallel, and print validation scores."""
     names = split(arguments.networks)
     unknown = [name for name in names if name not in NETWORKS]
     if unknown:
@@ -139,7 +139,7 @@ def train_all(arguments: argparse.Namespace) -> None:
 
 
 def train_apart(arguments: argparse.Namespace, name: str, seed: int) -> int | None:
-    """Train in a process of its own: networks share a GPU, and none can take another down."""
+    """Train in a separate process, so that networks can share a GPU and fail independently."""
     process = multiprocessing.get_context("spawn").Process(target=train_one, args=(arguments, name, seed))
     process.start()
     process.join()
@@ -167,7 +167,7 @@ def train_one(arguments: argparse.Namespace, name: str, seed: int) -> None:
         checkpoint_every=2000,
         log_every=500,
         network=entry.network,
-        # Of one motion each: geometric losses know one.
+        # One motion per problem: geometric losses assume one.
         batches=BatchSettings(
             batch_size=arguments.batch_size, matches=arguments.matches, dropped_outliers=0.15, second_motion=0.0
         ),

@@ -2,8 +2,8 @@
 
     python benchmarks/refinement.py SCENES [--limit N] [--pruner NAME] [--json]
 
-Of every pair of undistorted photos with known cameras: SIFT, nearest neighbours, the mutual ones of what the pruner
-keeps, `ananet.twoview.refinement.refine` on one thread. Distances are Sampson's, in pixels.
+For every pair of undistorted photos with known cameras: SIFT, nearest neighbours, the mutual ones among the kept
+matches, `ananet.twoview.refinement.refine` on one thread. Distances are Sampson's, in pixels.
 """
 
 from __future__ import annotations

@@ -125,9 +125,9 @@ def test_inlier_neighbours():
 
 
 def test_wrong_shapes_are_named():
-    with pytest.raises(InputError, match="kept: expected an array of bool"):
+    with pytest.raises(InputError, match="mask: expected an array of bool"):
         metrics.precision_recall_f1(np.array([0.5]), np.array([T]))
-    with pytest.raises(InputError, match="kept and inlier: expected the same length, got 2 and 1"):
+    with pytest.raises(InputError, match="mask and inlier: expected the same length, got 2 and 1"):
         metrics.precision_recall_f1(np.array([T, F]), np.array([T]))
 
 

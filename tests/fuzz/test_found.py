@@ -70,7 +70,7 @@ def test_eight_points_beyond_all_reason():
     estimator = load_estimator("eight-point")
     assert estimator.pose(pair) is None
     F = estimator.fundamental(pair)
-    assert F is None or F.isfinite().all()
+    assert F is None or np.isfinite(F).all()
 
 
 def test_labels_of_motions_may_be_any_numbers():
@@ -87,7 +87,7 @@ def test_damaged_files_of_hloc(tmp_path):
             group["descriptors"] = DESCRIPTORS[:2].T
     with h5py.File(tmp_path / "matches.h5", "w") as file:
         file["a.jpg/b.jpg/matches0"] = np.arange(3)
-    with pytest.raises(InputError, match=r"descriptors: expected \(D, 3\), got \(8, 2\)"):
+    with pytest.raises(InputError, match=r"descriptors: expected shape \(3, D\), got \(2, 8\)"):
         hloc.prune_matches(
             tmp_path / "features.h5", tmp_path / "matches.h5", tmp_path / "out.h5", pruner="all", descriptors=True
         )

@@ -45,23 +45,23 @@ class PoseError:
         return max(self.rotation, self.translation)
 
 
-def precision_recall_f1(kept: np.ndarray, inlier: np.ndarray) -> tuple[float, float, float]:
+def precision_recall_f1(mask: np.ndarray, inlier: np.ndarray) -> tuple[float, float, float]:
     """Precision, recall and their harmonic mean.
 
     Args:
-        kept, inlier: [N] bool.
+        mask, inlier: [N] bool: kept matches and right ones.
 
-    Precision is 0 where nothing is kept, recall where there is no inlier, F1 where both are 0.
+    Precision is 0 if nothing is kept, recall if there is no inlier, F1 if both are 0.
 
     >>> precision_recall_f1(np.array([True, True, True, False]), np.array([True, True, False, True]))
     (0.6666666666666666, 0.6666666666666666, 0.6666666666666666)
     >>> precision_recall_f1(np.zeros(3, bool), np.ones(3, bool))
     (0.0, 0.0, 0.0)
     """
-    kept, inlier = _flags("kept", kept), _flags("inlier", inlier)
-    _same_length("kept", kept, "inlier", inlier)
-    hits = int((kept & inlier).sum())
-    precision = hits / max(int(kept.sum()), 1)
+    mask, inlier = _flags("mask", mask), _flags("inlier", inlier)
+    _same_length("mask", mask, "inlier", inlier)
+    hits = int((mask & inlier).sum())
+    precision = hits / max(int(mask.sum()), 1)
     recall = hits / max(int(inlier.sum()), 1)
     return precision, recall, 2 * precision * recall / (precision + recall) if hits else 0.0
 

@@ -37,7 +37,7 @@ def one_to_one(matches: Correspondences, mask: Tensor, logits: Tensor) -> Tensor
     if matches.mutual is not None:
         return mask & matches.mutual.cpu()
     if matches.K0 is None and matches.image_size0 is None:
-        return mask  # without a scale, no distance tells whether two points are the same
+        return mask  # without a scale, coinciding points cannot be found
     ranked = torch.where(mask, logits, -math.inf)
     penalized = penalize_conflicts(ranked[None], matches.normalized().float().cpu()[None], math.inf)[0]
     return mask & (penalized == ranked)

@@ -110,7 +110,7 @@ def report(evaluation: Evaluation, style: str = "text", by_scene: bool = False) 
     if by_scene:
         parts.append(_titled("By scene", format_table(scores_by_scene(evaluation), style), style))
     if neighbours := neighbour_table(evaluation):
-        title = "Inliers among the k nearest neighbours of an inlier in feature space, after so many blocks"
+        title = "Inliers among the k nearest neighbours of an inlier in feature space, by number of blocks"
         parts.append(_titled(title, format_table(neighbours, style), style))
     return "\n\n".join(parts)
 

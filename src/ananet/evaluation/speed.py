@@ -36,7 +36,7 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class Effort(Settings):
-    """When a measurement ends: after so many runs or seconds, whichever is first."""
+    """Limits of a measurement: it ends at the first that is reached."""
 
     runs: int = 4000
     """As in the paper."""
