@@ -110,6 +110,7 @@ def test_answers_come_as_the_points_came(monkeypatch):
         ({"ratio": [np.nan]}, "ratio: expected finite numbers"),
         ({"keypoint_sizes1": [0.0]}, "keypoint_sizes1: expected positive numbers of pixels, got 0"),
         ({"angles0": [np.inf]}, "angles0: expected finite numbers"),
+        ({"angles0": [90.0]}, "angles0: expected radians"),
     ],
 )
 def test_wrong_values_on_a_device_are_found_there(change, message, monkeypatch):

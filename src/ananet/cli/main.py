@@ -56,6 +56,7 @@ def _limit_spinning() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     _limit_spinning()
+    warnings.formatwarning = lambda message, *_, **__: f"ananet: warning: {message}\n"
     parser = argparse.ArgumentParser(
         prog="ananet",
         description="Find the correct keypoint matches between two photos.",

@@ -6,6 +6,7 @@ Pixel coordinates follow OpenCV: the centre of the first pixel is (0, 0).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +15,15 @@ import torch
 from torch import Tensor
 
 from ananet.core.cameras import FOCAL_GUESS, calibrate, scale_by_size
+from ananet.core.units import unit_doubt, warn_caller
 from ananet.errors import InputError
 
 # What the arguments may be: numpy arrays, torch tensors or nested lists.
 Array = np.ndarray | Tensor | Sequence[Any]
 Size = tuple[float, float] | Array
 
+# Angles in radians, with room for rounding: what is larger is in degrees.
+MAX_ANGLE = 2 * math.pi + 0.01
 # What there is of every match: a selection of matches selects in each of these.
 PER_MATCH = (
     "points0",
@@ -62,16 +66,20 @@ class Correspondences:
         points1: [N x 2] pixel coordinates of the same matches in the second image.
         K0, K1: [3 x 3] camera matrices. Given both, the matches are calibrated.
         image_size0, image_size1: (width, height) of the images in pixels; used where there are no camera matrices.
-        ratio: [N] descriptor distance to the nearest over that to the second nearest neighbour, in [0, 1].
+        ratio: [N] descriptor distance to the nearest over that to the second nearest neighbour, in [0, 1]; of
+            distances, not of their squares.
         mutual: [N] whether the match is nearest in both directions.
         scores: [N] the matcher's own confidence, higher is better, on any scale.
-        keypoint_sizes0, keypoint_sizes1: [N] diameters of the keypoints in pixels.
+        keypoint_sizes0, keypoint_sizes1: [N] diameters of the keypoints in pixels, as OpenCV's `KeyPoint.size`, not
+            radii.
         angles0, angles1: [N] orientations of the keypoints in radians, from the x axis towards the y axis.
         indices: [N x 2] which keypoint of each image a match joins.
 
     numpy arrays, torch tensors (on any device) and lists are accepted. Attributes are numpy arrays, unless points0 is a
     tensor: then all are tensors on its device. Points keep float64 if they have it, everything else becomes float32.
-    Points must be finite; N may be 0.
+    Points must be finite; N may be 0. What can be seen from the numbers to be in another unit is an `InputError`, or a
+    `UserWarning` where it is only likely: points that are normalised, of another resolution or with x and y swapped,
+    camera matrices in millimetres.
 
     >>> size = (64, 48)
     >>> matches = Correspondences([[10, 20], [30, 40]], [[12, 20], [33, 41]], image_size0=size, image_size1=size)
@@ -183,13 +191,31 @@ class Correspondences:
                 _check_camera(name, K)
         ratio = self._ratio
         if ratio is not None and ((ratio < 0) | (ratio > 1)).any():
-            raise InputError(f"ratio: expected values in [0, 1], got {float(ratio.min()):g} to {float(ratio.max()):g}")
+            raise InputError(
+                f"ratio: expected values in [0, 1], got {float(ratio.min()):g} to {float(ratio.max()):g}; "
+                "it is the distance to the nearest descriptor over that to the second nearest"
+            )
+        for name, angles in (("angles0", self._angles0), ("angles1", self._angles1)):
+            if angles is not None and (angles.abs() > MAX_ANGLE).any():
+                raise InputError(
+                    f"{name}: expected radians from -2 pi to 2 pi, got {float(angles.min()):g} to "
+                    f"{float(angles.max()):g}; convert degrees, as in OpenCV's KeyPoint.angle, by np.deg2rad"
+                )
         for name, sizes in (("keypoint_sizes0", self._keypoint_sizes0), ("keypoint_sizes1", self._keypoint_sizes1)):
             if sizes is not None and (sizes <= 0).any():
                 raise InputError(f"{name}: expected positive numbers of pixels, got {float(sizes.min()):g}")
         if self._indices is not None and (self._indices < 0).any():
             raise InputError(f"indices: expected whole numbers of at least 0, got {int(self._indices.min())}")
         self._values_are_checked = True
+        if self._points0.device.type == "cpu":
+            self._warn_of_units()
+
+    def _warn_of_units(self) -> None:
+        sides = ((self._points0, self._K0, self.image_size0), (self._points1, self._K1, self.image_size1))
+        for number, (points, K, image_size) in enumerate(sides):
+            doubt = unit_doubt(number, points.numpy(), None if K is None else K.numpy(), image_size)
+            if doubt is not None:
+                warn_caller(doubt)
 
     def _per_match(self, name: str, values: Array) -> Tensor:
         tensor = _real(name, _tensor(name, values)).to(self._points0.device, torch.float32)

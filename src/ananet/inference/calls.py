@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ananet.core.cameras import FOCAL_GUESS, camera_matrix
 from ananet.core.conflicts import APART, doubt_at
-from ananet.core.correspondences import Correspondences
+from ananet.core.correspondences import MAX_ANGLE, Correspondences
 from ananet.inference.ananet.fused import MAX_GRAPH, MIN_BUCKET, FusedANANet, bucket, record
 from ananet.networks.input import MAX_MARGIN, side_channels, side_input
 
@@ -40,7 +40,7 @@ SIDE_LIMITS = {
     "ratio": (0.0, 1.0),
     "mutual": (0.0, 1.0),
     "size": (5e-324, _MAX_FLOAT64),
-    "angle": (-_MAX_FLOAT64, _MAX_FLOAT64),
+    "angle": (-MAX_ANGLE, MAX_ANGLE),
 }
 # Matches that a program of either kernel takes at a time.
 GATHER_BLOCK, DECIDE_BLOCK = 1024, 256
