@@ -39,7 +39,7 @@ def unit_doubt(
     if x.min() == right and y.min() == bottom:
         return None  # all identical
     longest = max(image_size) if image_size is not None else 0.0 if K is None else 2 * float(K[:2, 2].max())
-    if longest >= MIN_SIDE and -MAX_NORMALIZED <= low and high <= MAX_NORMALIZED:
+    if longest >= MIN_SIDE and low >= -MAX_NORMALIZED and high <= MAX_NORMALIZED:
         span = f"from {-MAX_NORMALIZED} to {MAX_NORMALIZED} only"
         return f"points{number}: expected pixels, got coordinates {span}, as if they were normalised"
     if image_size is not None:
