@@ -3,12 +3,12 @@
 import os
 from dataclasses import dataclass
 
-# Before torch reads it: with one process per core, more threads only wait for each other.
+# Both before torch reads them. With one process per core, more threads only wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Before torch, since it sets how threads wait for each other.
-import ananet  # noqa: F401
+# As the command line does: threads that spin slow down a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # isort: split
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from ananet.core.correspondences import Correspondences
 from ananet.core.geometry import essential_from_pose
 
-# Importing it makes its toys known, which is for the test that asks for them to do.
+# Importing it registers its toys; only the tests that use them should.
 collect_ignore = ["toys.py"]
 
 
