@@ -1,7 +1,5 @@
 """`ananet bulk`: prune millions of pairs, on Ray."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import asdict

@@ -23,7 +23,7 @@ from ananet import __version__
 from ananet._util.defaults import DETECTOR, PRUNER
 from ananet.errors import InputError
 from ananet.features import DETECTORS, Detector, load_detector
-from ananet.pruners import Pruner, list_pruners, load
+from ananet.pruners import list_pruners, load
 from ananet.twoview import PhotoMatcher
 from ananet.web import answers, uploads
 from ananet.web.batching import MAX_PAIRS, MAX_WAIT, Batcher, SharedPruner
@@ -79,16 +79,13 @@ class Service:
         name = name or self.default_pruner
         if name not in self.pruner_names():
             raise InputError(f"pruner: expected one of {', '.join(self.pruner_names())}, got {name[:80]!r}")
-        if name not in self._pruners:
-            self._pruners[name] = SharedPruner(self._load(name), self.batcher)
-        return self._pruners[name]
-
-    def _load(self, name: str) -> Pruner:
         try:
-            return load(name, device=self.device)
+            if name not in self._pruners:
+                self._pruners[name] = SharedPruner(load(name, device=self.device), self.batcher)
         except InputError as error:
             # Damaged weights are not the client's fault, and the message has their path.
             raise RuntimeError(str(error)) from None
+        return self._pruners[name]
 
     def match(self, photos: Sequence[tuple[str, bytes]], fields: dict[str, str]) -> dict[str, Any]:
         """Do what `POST /v1/match` asks for."""
@@ -210,9 +207,8 @@ def create_app(
                 if isinstance(value, UploadFile):
                     continue
                 if name not in FIELDS:
-                    raise InputError(
-                        f"form: expected photo0, photo1 and some of {', '.join(FIELDS)}, got {name[:80]!r}"
-                    )
+                    known = ", ".join(FIELDS)
+                    raise InputError(f"form: expected photo0, photo1 and some of {known}, got {name[:80]!r}")
                 fields[name] = value
             for name in ("photo0", "photo1"):
                 photo = form.get(name)
@@ -252,9 +248,7 @@ def create_app(
 
     @app.get("/examples", include_in_schema=False)
     async def list_examples() -> list[dict[str, Any]]:
-        return [
-            {"name": name, "title": example.title, "cameras": example.cameras} for name, example in examples.items()
-        ]
+        return [{"name": name, "title": of.title, "cameras": of.cameras} for name, of in examples.items()]
 
     @app.get("/examples/{name}/{number}.jpg", include_in_schema=False)
     async def example(name: str, number: str) -> Response:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ananet._util.checks import Settings, check_positive, check_whole_number
@@ -134,7 +134,7 @@ class Guard:
         except Exception as error:
             if begun:
                 raise
-            await _refuse(_as_refusal(error, self.limits), sending)
+            await _response(_as_refusal(error, self.limits))(scope, receive, sending)
         finally:
             if worked_on:
                 self.counters.answered(scope["path"], status, time.monotonic() - start)
@@ -188,15 +188,9 @@ def _as_refusal(error: Exception, limits: Limits) -> RefusedError:
     return RefusedError(500, "the service failed on this request; its log says more")
 
 
-async def _refuse(refusal: RefusedError, send: Send) -> None:
-    body = json.dumps({"error": refusal.reason}).encode()
-    headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if refusal.status == 429:
-        headers.append((b"retry-after", b"1"))
-    if refusal.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+def _response(refusal: RefusedError) -> JSONResponse:
+    headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}}.get(refusal.status, {})
     if refusal.status in (401, 403, 413, 429):
         # The rest of the request is not read.
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+        headers["connection"] = "close"
+    return JSONResponse({"error": refusal.reason}, refusal.status, headers)

@@ -70,7 +70,7 @@ PRUNE = {
     "parameters": [{"name": "pruner", "in": "query", "schema": {"type": "string"}}],
 }
 _MATCHED = _described(
-    [],
+    (),
     photos="name, width, height and number of keypoints of each photo",
     detector="name of the detector",
     **_PRUNED_FIELDS,
