@@ -1,6 +1,6 @@
-"""How training pairs are changed: each change is one function that draws for all problems of a batch at once.
+"""Augmentation of training pairs, one function per change, for all problems of a batch at once.
 
-Changes of matches in pixels come first (`Problems`), then those of what a network sees (`Batch`).
+Changes of matches in pixels (`Problems`) come first, then changes of the network's input (`Batch`).
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Problems:
     """[B x N x 2]"""
     points1: Tensor
     sizes: Tensor
-    """[B x N x 2] of both keypoints, in pixels; NaN where not known."""
+    """[B x N x 2] of both keypoints, in pixels; NaN if unknown."""
     angles: Tensor
-    """[B x N x 2] of both keypoints, in radians; NaN where not known."""
+    """[B x N x 2] of both keypoints, in radians; NaN if unknown."""
     ratio: Tensor
     mutual: Tensor
     mask: Tensor
@@ -75,7 +75,7 @@ class Problems:
         return geometry.symmetric_epipolar_distance_squared(rays0, rays1, geometry.essential_from_pose(self.R, self.t))
 
     def pick(self, order: Tensor) -> Problems:
-        """The matches that indices [B x M] name."""
+        """Return the matches at indices [B x M]."""
         per_match = ("points0", "points1", "sizes", "angles", "ratio", "mutual", "mask")
         return replace(self, **{name: take(getattr(self, name), order) for name in per_match})
 
@@ -86,7 +86,7 @@ def take(values: Tensor, index: Tensor) -> Tensor:
 
 
 def jitter(draw: Draw, problems: Problems, pixels: float) -> Problems:
-    """Noise on all points."""
+    """Add noise to all points."""
     return replace(
         problems,
         points0=problems.points0 + pixels * draw.normal_like(problems.points0),
@@ -95,22 +95,22 @@ def jitter(draw: Draw, problems: Problems, pixels: float) -> Problems:
 
 
 def drop_inliers(draw: Draw, inlier: Tensor, keep: Tensor, probability: float) -> Tensor:
-    """[B x N] bool: what is left when, in some problems, up to four fifths of the inliers are left out."""
+    """[B x N] bool mask that leaves out up to four fifths of the inliers, in some problems."""
     share = 0.8 * draw.uniform() * draw.chance(probability)
     return keep & ~(inlier & (draw.uniform_like(share[:, None].expand(keep.shape)) < share[:, None]))
 
 
 def drop_outliers(draw: Draw, inlier: Tensor, keep: Tensor, probability: float) -> Tensor:
-    """[B x N] bool: what is left when, in some problems, four fifths to all of the outliers are left out."""
+    """[B x N] bool mask that leaves out four fifths to all of the outliers, in some problems."""
     share = (0.8 + 0.25 * draw.uniform()) * draw.chance(probability)
     clean = keep & ~(~inlier & (draw.uniform_like(share[:, None].expand(keep.shape)) < share[:, None]))
-    # Where there are no inliers something must be left.
+    # Problems without inliers stay as they are.
     return clean.where(clean.any(1, keepdim=True), keep)
 
 
 def sample(draw: Draw, problems: Problems, keep: Tensor, count: int) -> Problems:
-    """So many matches of every problem, at random; from the beginning again where there are fewer."""
-    # A random order with the kept ones first; its head is the sample.
+    """Sample matches of every problem at random, repeated if there are fewer."""
+    # A random order, kept matches first.
     order = (draw.uniform_like(problems.ratio) - keep.to(problems.ratio.dtype)).argsort(dim=1)
     number = torch.arange(count, device=order.device)
     order = order.gather(1, number % keep.sum(1, keepdim=True).clamp_min(1))
@@ -118,7 +118,7 @@ def sample(draw: Draw, problems: Problems, keep: Tensor, count: int) -> Problems
 
 
 def shorten(draw: Draw, problems: Problems, fewest: int) -> Problems:
-    """A random count of matches of every problem, on a logarithmic scale; the rest becomes padding."""
+    """Keep a log-uniform random number of matches of every problem; the rest becomes padding."""
     most = problems.mask.shape[1]
     count = fewest * (most / fewest) ** draw.uniform()
     within = torch.arange(most, device=count.device) < count.round()[:, None]
@@ -126,7 +126,7 @@ def shorten(draw: Draw, problems: Problems, fewest: int) -> Problems:
 
 
 def wrong_partners(draw: Draw, problems: Problems, probability: float) -> Problems:
-    """In some problems up to half of the matches get the second point of another one: a keypoint, as of wrong ones."""
+    """Give up to half of the matches the second keypoint of another match, in some problems."""
     mask, ratio = problems.mask, problems.ratio
     share = 0.5 * draw.uniform() * draw.chance(probability)
     wrong = (draw.uniform_like(ratio) < share[:, None]) & mask
@@ -146,7 +146,7 @@ def wrong_partners(draw: Draw, problems: Problems, probability: float) -> Proble
 
 
 def far_points(draw: Draw, problems: Problems, probability: float) -> Problems:
-    """In some problems up to a tenth of the matches end outside of the second image, up to one image away."""
+    """Move up to a tenth of the second points out of the image, up to one image away, in some problems."""
     share = 0.1 * draw.uniform() * draw.chance(probability)
     far = ((draw.uniform_like(problems.ratio) < share[:, None]) & problems.mask)[..., None]
     size = problems.image_size1[:, None]
@@ -156,7 +156,7 @@ def far_points(draw: Draw, problems: Problems, probability: float) -> Problems:
 
 
 def as_batch(draw: Draw, problems: Problems, inlier_distance: float, uncalibrated: float) -> Batch:
-    """What a network sees of the problems: rays, or in some of them points scaled by the image size."""
+    """Normalise the problems: by cameras, or in some problems by image size."""
     p, distance = problems, problems.distance()
     by_size = draw.chance(uncalibrated)[:, None, None] > 0
     matches, sizes, to_rays = [], [], []
@@ -183,7 +183,7 @@ def as_batch(draw: Draw, problems: Problems, inlier_distance: float, uncalibrate
 
 
 def _rays_of_scaled(K: Tensor, image_size: Tensor) -> Tensor:
-    """[B x 3 x 3] what makes rays of homogeneous points that `scale_by_size` has scaled."""
+    """[B x 3 x 3] from homogeneous points scaled by `scale_by_size` to rays."""
     centre, scale = image_size / 2, FOCAL_GUESS * image_size.amax(-1, keepdim=True)
     axes = torch.eye(3, device=K.device)[:, 1:]
     origin, right, down = geometry.homogeneous(calibrate(centre[:, None] + scale[:, None] * axes, K)).unbind(1)
@@ -191,7 +191,7 @@ def _rays_of_scaled(K: Tensor, image_size: Tensor) -> Tensor:
 
 
 def change_focal(draw: Draw, batch: Batch, largest: float) -> Batch:
-    """Coordinates of both images times a factor, as if the focal length were off."""
+    """Scale the coordinates of both images, as a wrong focal length would."""
     factor = (largest * (2 * draw.uniform() - 1)).exp()[:, None, None]
     back = torch.cat([1 / factor, 1 / factor, torch.ones_like(factor)], dim=-1)
     E = back.mT * batch.E * back
@@ -199,7 +199,7 @@ def change_focal(draw: Draw, batch: Batch, largest: float) -> Batch:
 
 
 def roll(draw: Draw, batch: Batch, probability: float) -> Batch:
-    """Each camera turned around its axis, in some problems, by any angle."""
+    """Turn each camera around its axis by any angle, in some problems."""
     angles = [2 * math.pi * draw.uniform() * draw.chance(probability) for _ in range(2)]
     turn0, turn1 = map(_around_axis, angles)
     points0, points1 = batch.matches[..., :2] @ turn0[:, :2, :2].mT, batch.matches[..., 2:] @ turn1[:, :2, :2].mT
@@ -220,7 +220,7 @@ def _around_axis(angle: Tensor) -> Tensor:
 
 
 def mirror(draw: Draw, batch: Batch, probability: float) -> Batch:
-    """Both images mirrored, left to right, in some problems."""
+    """Mirror both images left to right, in some problems."""
     mirrored = draw.chance(probability)
     sign, one = 1 - 2 * mirrored, torch.ones_like(mirrored)
     flip = torch.stack([sign, one, one], dim=-1)
@@ -235,7 +235,7 @@ def mirror(draw: Draw, batch: Batch, probability: float) -> Batch:
 
 
 def swap(draw: Draw, batch: Batch, probability: float) -> Batch:
-    """The two images change places in some problems."""
+    """Swap the two images in some problems."""
     swapped = draw.chance(probability) > 0
     of_matches = swapped[:, None, None]
     back = -(batch.R.mT @ batch.t[..., None])[..., 0]
@@ -251,18 +251,18 @@ def swap(draw: Draw, batch: Batch, probability: float) -> Batch:
 
 
 def second_motion(draw: Draw, batch: Batch, probability: float) -> Batch:
-    """Gives some pairs, within a disc of the first image, the matches that their neighbour in the batch has there."""
+    """Replace, in a disc of the first image, matches by those of the next pair of the batch, in some problems."""
     count = batch.mask.sum(1)
     first = batch.matches[..., :2]
     partner = first.roll(1, 0)
-    # The disc lies around a match of the partner and holds a tenth to six tenths of its matches.
+    # The disc is centred at a match of the partner and contains a tenth to six tenths of its matches.
     centre = take(partner, draw.integer(count.roll(1, 0).clamp_min(1))[:, None])
     distance = (partner - centre).norm(dim=-1).masked_fill(~batch.mask.roll(1, 0), math.inf)
     share = (0.1 + 0.5 * draw.uniform()) * draw.chance(probability)
     taken = (share * count.roll(1, 0)).long()[:, None]
     order = distance.argsort(dim=1)
     radius = distance.gather(1, order).gather(1, (taken - 1).clamp_min(0))
-    # What the pair itself has there makes room first.
+    # Own matches in the disc are replaced first.
     own_order = ((first - centre).norm(dim=-1) > radius).to(torch.uint8).argsort(dim=1, stable=True)
     theirs = torch.arange(order.shape[1], device=order.device) < taken
 

@@ -1,7 +1,7 @@
-"""Training batches out of a pair table: drawn and augmented where the table lies, CPU or GPU.
+"""Training batches from a pair table, drawn and augmented on the table's device.
 
-Batch k of a seed is always the same, whoever draws it: in a DataLoader, `DataLoader(batches, batch_size=None,
-num_workers=w)` gives the same batches for any w. With the table on a GPU nothing touches the host.
+Batch k of a seed is always the same: `DataLoader(batches, batch_size=None, num_workers=w)` gives the same batches for
+any w.
 """
 
 from __future__ import annotations
@@ -29,16 +29,14 @@ from ananet.errors import InputError
 
 @dataclass(frozen=True)
 class BatchSettings(Settings):
-    """How batches are drawn. Single numbers below 1 are probabilities; 0 turns a change off."""
+    """How batches are drawn. Numbers below 1 are probabilities; 0 turns a change off."""
 
     batch_size: int = 32
     matches: int = 2000
-    """Matches of a problem, sampled from those of the pair. If a pair has fewer, they are repeated, which the
-    network hardly notices: attention to every match twice equals attention to every match once. Batches without
-    padding train faster."""
+    """Matches of a problem, sampled from those of the pair. If it has fewer, they are repeated: batches without padding
+    train faster, and attention to every match twice equals attention to every match once."""
     fewest: int | None = None
-    """If given, every problem has a random number of matches from this to `matches`, small ones as often as large
-    ones, and the rest is padding."""
+    """If given, problems have a random number of matches from this to `matches`, log-uniform, and padding."""
     swap: float = 0.5
     """How often the two images are swapped."""
     roll: float = 0.1
@@ -48,20 +46,20 @@ class BatchSettings(Settings):
     uncalibrated: float = 0.3
     """How often points are normalised by image size instead of by the cameras."""
     focal_change: float = 0.2
-    """Largest change of scale of the coordinates, as log; the same for both images, as if the focal length were off."""
+    """Largest change of the scale of coordinates, as log, the same for both images: a wrong focal length."""
     jitter: float = 0.3
     """Typical noise on points, in pixels."""
     outliers: float = 0.3
-    """How often some matches are given wrong partners; up to half of them."""
+    """How often up to half of the matches get wrong partners."""
     dropped_inliers: float = 0.3
-    """How often some of the inliers are left out; up to four fifths of them."""
+    """How often up to four fifths of the inliers are left out."""
     dropped_outliers: float = 0.1
-    """How often most of the outliers are left out, from four fifths to all of them, so that clean input occurs too."""
+    """How often four fifths to all of the outliers are left out, so that clean input occurs too."""
     far_points: float = 0.1
     """How often up to a tenth of the matches end outside the image: undistorted corners, bad keypoints."""
     second_motion: float = 0.15
-    """How often a part of the first image shows what another pair of the batch has there: two motions in one problem,
-    the inliers of both being inliers. R, t and E are those of the first."""
+    """How often a part of the first image is replaced by that of another pair of the batch: two motions in one problem,
+    with the inliers of both. R, t and E are those of the first."""
 
     def check(self) -> None:
         for name in ("batch_size", "matches"):
@@ -76,18 +74,18 @@ class BatchSettings(Settings):
 
     @classmethod
     def changes(cls) -> list[str]:
-        """Names of all that changes pairs; 0 switches each of them off."""
+        """Names of the settings that change pairs."""
         return [field.name for field in fields(cls) if field.name not in ("batch_size", "matches", "fewest")]
 
     @classmethod
     def unchanged(cls, batch_size: int = 32, matches: int = 2000) -> BatchSettings:
-        """Batches without any change, as for validation."""
+        """Settings without any change, as for validation."""
         none: dict[str, Any] = dict.fromkeys(cls.changes(), 0.0)
         return cls(batch_size=batch_size, matches=matches, **none)
 
 
 class PairBatches(Dataset[Batch]):
-    """An endless sequence of batches: `batches[k]` is the k-th. Every scene is drawn equally often."""
+    """An endless sequence of batches; `batches[k]` is the k-th. All scenes are equally likely."""
 
     def __init__(
         self,
@@ -101,10 +99,10 @@ class PairBatches(Dataset[Batch]):
         table: PairTable | None = None,
         stream: str = "pairs",
     ) -> None:
-        """Batches of all scenes but those named in `without`; the label is a distance below `inlier_distance`.
+        """Draw batches from all scenes but those named in `without`; inliers have a distance below `inlier_distance`.
 
-        `table` is that of the pairs where it lies on the device already. `stream` names the random numbers: batches
-        of one seed that are used beside each other need two.
+        `table` is the table of the pairs if it is already on the device. `stream` names the random numbers, for
+        independent batches of one seed.
         """
         names = pairs.scene_of_pairs()
         scenes, scene_of_pair = scene_numbers(names)
@@ -121,7 +119,7 @@ class PairBatches(Dataset[Batch]):
         self.inlier_distance = inlier_distance
         self.longest = max(lengths)
         self.table = table.to(device)
-        # The wanted pairs one scene after another.
+        # The wanted pairs, sorted by scene.
         of_wanted = torch.tensor(scene_of_pair)[wanted]
         self.order = torch.tensor(wanted)[of_wanted.argsort(stable=True)].to(device)
         counts = of_wanted.bincount()
@@ -153,20 +151,18 @@ class PairBatches(Dataset[Batch]):
         if settings.far_points:
             problems = augment.far_points(draw, problems, settings.far_points)
         batch = augment.as_batch(draw, problems, self.inlier_distance, settings.uncalibrated)
-        if settings.focal_change:
-            batch = augment.change_focal(draw, batch, settings.focal_change)
-        if settings.roll:
-            batch = augment.roll(draw, batch, settings.roll)
-        if settings.mirror:
-            batch = augment.mirror(draw, batch, settings.mirror)
-        if settings.swap:
-            batch = augment.swap(draw, batch, settings.swap)
-        if settings.second_motion:
-            batch = augment.second_motion(draw, batch, settings.second_motion)
+        for amount, change in (
+            (settings.focal_change, augment.change_focal),
+            (settings.roll, augment.roll),
+            (settings.mirror, augment.mirror),
+            (settings.swap, augment.swap),
+            (settings.second_motion, augment.second_motion),
+        ):
+            batch = change(draw, batch, amount) if amount else batch
         return batch
 
     def _gather(self, pair: Tensor) -> Problems:
-        """All matches of some pairs as they lie in the table, padded to the longest pair of all."""
+        """Return all matches of some pairs, padded to the longest pair of the table."""
         table = self.table
         images = table.pair_images[pair]
         start, end = table.pair_start[pair], table.pair_start[pair + 1]

@@ -1,7 +1,7 @@
-"""Posed photos to training pairs: features once per image, pairs by evidence of overlap, shards at the end.
+"""Training pairs from posed photos: features once per image, pairs by evidence of overlap, written as shards.
 
-A scene that is finished is kept aside in OUT/.scenes until all are, so that a run that was killed goes on where it
-stopped. The shards and the index appear under their final names only when they are complete.
+Finished scenes are kept in OUT/.scenes until all are done, so that a killed run can resume. Shards and index appear
+under their final names only when they are complete.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -41,9 +41,9 @@ from ananet.features import Detector, NearestNeighbours, nearest_neighbours
 from ananet.io.files import only_process, read_json, remove_temporaries, write_json
 
 STAGING = ".scenes"
-# Evidence of overlap must be better than the paper's loose label: about 3 px at common focal lengths.
+# Stricter than the paper's label, as evidence of overlap: about 3 px at common focal lengths.
 PRECISE_DISTANCE = 1e-5
-# Share of the keypoints that is enough to see whether two images overlap at all, at a sixteenth of the cost.
+# Share of the keypoints that shows whether two images overlap, at a sixteenth of the cost.
 GLANCE = 0.25
 
 
@@ -52,22 +52,20 @@ class BuildSettings(Settings):
     """How pairs are selected. The same settings and photos give the same pairs."""
 
     detector: str = DETECTOR
-    """A name, perhaps with options."""
+    """A name, with options if needed."""
     max_keypoints: int = MAX_KEYPOINTS
     neighbours: int = 1
-    """Number of nearest neighbours of a keypoint that are its putative matches."""
+    """Putative matches per keypoint: its nearest neighbours."""
     scales: tuple[float, ...] = (1.0,)
-    """Scales at which each photo is used, relative to its own size; each gives other keypoints and other pairs. Points
-    are stored in pixels of the original photo."""
+    """Scales at which each photo is used, each with its own keypoints and pairs; points are in original pixels."""
     pairs_per_scene: int = 1000
-    """Largest number of pairs per scene at each scale; a pair and its reverse count as two."""
+    """At most so many per scene and scale; a pair and its reverse count as two."""
     candidates_per_scene: int = 20_000
-    """Largest number of pairs that are tried, those of cameras near each other first."""
+    """At most so many pairs are tried, those of the nearest cameras first."""
     least_consistent: int = 20
-    """Smallest number of mutual matches that agree with the true pose. Photos that do not overlap have up to about 8
-    by chance."""
+    """Mutual matches that agree with the true pose; photos without overlap have up to about 8 by chance."""
     least_parallax: float = 1.0
-    """Degrees, median over consistent matches; below it, the baseline is too short to define inliers."""
+    """Degrees, median over consistent matches; below, the baseline is too short to define inliers."""
     shard_mib: float = 56.0
     seed: int = 0
 
@@ -90,16 +88,16 @@ class BuildSettings(Settings):
 
 @dataclass(frozen=True, eq=False)
 class CandidatePair:
-    """A pair of images that was matched, and what speaks for it."""
+    """A matched pair of images with evidence of overlap."""
 
     images: tuple[int, int]
     neighbours: NearestNeighbours
     R: np.ndarray
     t: np.ndarray
     consistent: int
-    """How many mutual matches agree precisely with the true pose."""
+    """Mutual matches that agree precisely with the true pose."""
     parallax: float
-    """Median angle between the rays of these, in degrees."""
+    """Their median angle between rays, in degrees."""
     inlier_ratio: float
 
 
@@ -112,12 +110,12 @@ def build_pairs(
     progress: bool = True,
     log: Callable[[str], Any] = str,
 ) -> dict[str, Any]:
-    """Build the training pairs of all scenes at `source` into the folder `out`; returns the index.
+    """Build the training pairs of all scenes at `source` into the folder `out`; return the index.
 
     Args:
-        source: photos with known cameras, in any form that `open_source` knows.
+        source: photos with known cameras, in any form that `open_source` reads.
         workers: threads; None for one per core.
-        progress: whether to show a bar for each scene.
+        progress: show a bar for each scene.
         log: called with each line of information, such as `print`.
     """
     settings = settings or BuildSettings()
@@ -140,7 +138,10 @@ def build_pairs(
             return finished
         staging = out / STAGING
         staging.mkdir(exist_ok=True)
-        _claim(staging, made_of)
+        note = staging / "made-of.json"
+        if note.exists() and read_json(note) != made_of:
+            raise InputError(f"{staging}: an unfinished build with other scenes or settings is here; remove it first")
+        write_json(note, made_of)
         for number, (name, scene) in enumerate(scenes.items()):
             facts = _staged(staging, number, ".json")
             if not facts.exists():
@@ -152,14 +153,6 @@ def build_pairs(
     return index
 
 
-def _claim(staging: Path, made_of: dict[str, Any]) -> None:
-    """Scenes kept aside by a run with other settings are not mixed with this one's."""
-    note = staging / "made-of.json"
-    if note.exists() and read_json(note) != made_of:
-        raise InputError(f"{staging}: an unfinished build with other scenes or settings is here; remove it first")
-    write_json(note, made_of)
-
-
 def _staged(staging: Path, number: int, suffix: str) -> Path:
     return staging / f"{number:05d}{suffix}"
 
@@ -168,25 +161,25 @@ def _build_scene(
     name: str, scene: PosedScene, staging: Path, number: int, settings: BuildSettings, workers: int, progress: bool
 ) -> None:
     views = _views(scene)
-    folder = Path(os.path.commonpath([image.path.resolve().parent for image, _ in views]))
+    folder = Path(os.path.commonpath([image.path.resolve().parent for image, _ in views.values()]))
     tables: list[PairTable] = []
     names: list[str] = []
     ratios: list[float] = []
     unreadable: dict[str, str] = {}
     bar = tqdm(desc=name, unit="pair", disable=not progress, leave=False)
-    # OpenCV and torch would each start their own threads under ours.
+    # OpenCV and torch would start threads of their own in each of ours.
     opencv_threads, torch_threads = cv2.getNumThreads(), torch.get_num_threads()
     cv2.setNumThreads(1)
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(workers) as pool:
             for scale in settings.scales:
-                found = _features(views, scale, settings, pool)
-                readable = {view: one for view, one in enumerate(found) if isinstance(one, PhotoFeatures)}
-                unreadable |= {views[n][0].path.name: one for n, one in enumerate(found) if isinstance(one, str)}
-                pairs = _pairs(scene, views, readable, settings, pool, bar)
+                found = dict(zip(views, _features(views.values(), scale, settings, pool), strict=True))
+                readable = {key: one for key, one in found.items() if isinstance(one, PhotoFeatures)}
+                unreadable |= {views[key][0].path.name: one for key, one in found.items() if isinstance(one, str)}
+                pairs = _pairs(scene, readable, settings, pool, bar)
                 tables.append(_table(list(readable.values()), pairs, settings.neighbours))
-                names += [views[view][0].path.resolve().relative_to(folder).as_posix() for view in readable]
+                names += [views[key][0].path.resolve().relative_to(folder).as_posix() for key in readable]
                 ratios += [pair.inlier_ratio for pair in pairs]
     finally:
         cv2.setNumThreads(opencv_threads)
@@ -203,7 +196,7 @@ def _build_scene(
         "matches": int(table.pair_start[-1]),
         "mean_inlier_ratio": round(float(np.mean(ratios)), 4) if ratios else None,
     }
-    # Written last: its presence says that the scene is complete.
+    # Written last, as a sign that the scene is complete.
     write_json(_staged(staging, number, ".json"), facts)
 
 
@@ -211,33 +204,32 @@ View = tuple[PosedImage, int]
 """A photo and its quarter turns."""
 
 
-def _views(scene: PosedScene) -> list[View]:
-    """Photos that pairs may use, each once."""
-    if scene.pairs is None:
-        return [(scene.images[name], 0) for name in sorted(scene.images)]
-    listed = [
-        (image, turns)
-        for pair in scene.pairs
-        for image, turns in zip((pair.image0, pair.image1), pair.rotations, strict=True)
-    ]
-    return list({_view_key(image, turns): (image, turns) for image, turns in listed}.values())
+def _views(scene: PosedScene) -> dict[Any, View]:
+    """Photos that pairs may use, each once, by a key: a photo may be listed with several poses, or cameras."""
+    listed = [(scene.images[name], 0) for name in sorted(scene.images)]
+    if scene.pairs is not None:
+        listed = [view for pair in scene.pairs for view in _views_of(pair)]
+    return {_view_key(view): view for view in listed}
 
 
-def _view_key(image: PosedImage, turns: int) -> tuple[Any, ...]:
-    """The same photo may be listed with several poses, which do not matter here, or cameras, which do."""
+def _views_of(pair: PosedPair) -> tuple[View, View]:
+    return (pair.image0, pair.rotations[0]), (pair.image1, pair.rotations[1])
+
+
+def _view_key(view: View) -> tuple[Any, ...]:
+    image, turns = view
     return (image.path, image.K.tobytes(), image.distortion, turns)
 
 
 def _features(
-    views: list[View], scale: float, settings: BuildSettings, pool: ThreadPoolExecutor
+    views: Iterable[View], scale: float, settings: BuildSettings, pool: ThreadPoolExecutor
 ) -> list[PhotoFeatures | str]:
-    """Features of every readable photo, and why the others were skipped."""
+    """Features of every photo, or why it could not be read."""
     detector = settings.load_detector()
 
     def extract(view: View) -> PhotoFeatures | str:
-        image, turns = view
         try:
-            return photo_features(image, detector, turns=turns, scale=scale, original_pixels=True)
+            return photo_features(view[0], detector, turns=view[1], scale=scale, original_pixels=True)
         except (InputError, OSError, cv2.error) as error:
             return str(error)
 
@@ -246,49 +238,36 @@ def _features(
 
 def _pairs(
     scene: PosedScene,
-    views: list[View],
-    features: dict[int, PhotoFeatures],
+    features: dict[Any, PhotoFeatures],
     settings: BuildSettings,
     pool: ThreadPoolExecutor,
     bar: Any,
 ) -> list[CandidatePair]:
-    """The pairs of readable photos that are worth training on; their images are numbered as the features come."""
-    number = {view: n for n, view in enumerate(features)}
+    """Pairs of readable photos that are worth training on; images are numbered in the order of the features."""
+    number = {key: n for n, key in enumerate(features)}
 
-    def attempt(given: tuple[int, int, PosedPair], share: float = 1.0) -> CandidatePair | None:
-        first, second, pair = given
-        images = (number[first], number[second])
-        candidate = examine(features[first], features[second], pair, images, share, settings.neighbours)
-        bar.update()
-        return candidate
+    def examined(pairs: list[PosedPair], share: float = 1.0) -> Iterator[CandidatePair]:
+        def attempt(pair: PosedPair) -> CandidatePair | None:
+            first, second = map(_view_key, _views_of(pair))
+            images = (number[first], number[second])
+            candidate = examine(features[first], features[second], pair, images, share, settings.neighbours)
+            bar.update()
+            return candidate
+
+        bar.reset(len(pairs))
+        return (found for found in pool.map(attempt, pairs) if found is not None)
 
     if scene.pairs is not None:
-        # A protocol's own pairs are taken as they are.
-        view_of = {_view_key(*view): n for n, view in enumerate(views)}
-        keys = [
-            (view_of[_view_key(p.image0, p.rotations[0])], view_of[_view_key(p.image1, p.rotations[1])], p)
-            for p in scene.pairs
-        ]
-        listed = [given for given in keys if given[0] in features and given[1] in features]
-        bar.reset(len(listed))
-        return [pair for pair in pool.map(attempt, listed) if pair is not None]
+        # All pairs of a protocol are used.
+        return list(examined([pair for pair in scene.pairs if features.keys() >= set(map(_view_key, _views_of(pair)))]))
 
-    readable = list(features)
-    candidates = [
-        (readable[a], readable[b], PosedPair(views[readable[a]][0], views[readable[b]][0]))
-        for a, b in _near_first([views[view][0] for view in readable], settings.candidates_per_scene)
-    ]
-    bar.reset(len(candidates))
-    glances = pool.map(lambda given: attempt(given, GLANCE), candidates)
-    promising = [pair for pair in glances if pair is not None and _usable(pair, settings, GLANCE)]
+    images = [image for image in scene.images.values() if _view_key((image, 0)) in features]
+    images.sort(key=lambda image: number[_view_key((image, 0))])
+    candidates = [PosedPair(images[a], images[b]) for a, b in _near_first(images, settings.candidates_per_scene)]
+    promising = [pair for pair in examined(candidates, GLANCE) if _usable(pair, settings, GLANCE)]
     chosen = spread_over_difficulty(promising, max(1, settings.pairs_per_scene // 2), settings.seed)
-    both_ways = [
-        (readable[a], readable[b], PosedPair(views[readable[a]][0], views[readable[b]][0]))
-        for pair in chosen
-        for a, b in (pair.images, pair.images[::-1])
-    ]
-    bar.reset(len(both_ways))
-    return [pair for pair in pool.map(attempt, both_ways) if pair is not None and _usable(pair, settings)]
+    both_ways = [PosedPair(images[a], images[b]) for pair in chosen for a, b in (pair.images, pair.images[::-1])]
+    return [pair for pair in examined(both_ways) if _usable(pair, settings)]
 
 
 def _usable(pair: CandidatePair, settings: BuildSettings, share: float = 1.0) -> bool:
@@ -303,12 +282,12 @@ def examine(
     share: float = 1.0,
     neighbours: int = 1,
 ) -> CandidatePair | None:
-    """Match two images and count what agrees with the true pose; None without a baseline or keypoints.
+    """Match two images and count matches that agree with the true pose; None without a baseline or keypoints.
 
     Args:
         images: their numbers.
-        share: how many of the keypoints to use, the strongest first.
-        neighbours: how many of each keypoint are its matches.
+        share: of the keypoints to use, the strongest ones.
+        neighbours: matches per keypoint.
     """
     if not pair.has_baseline or len(first.features) == 0 or len(second.features) < 2:
         return None
@@ -336,12 +315,12 @@ def examine(
 
 
 def spread_over_difficulty(pairs: list[CandidatePair], most: int, seed: int) -> list[CandidatePair]:
-    """At most so many pairs, as evenly as there are any from hard ones (little agreement) to easy ones."""
+    """Choose at most so many pairs, spread evenly from hard ones (few consistent matches) to easy ones."""
     if len(pairs) <= most:
         return pairs
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(pairs)).tolist()
-    # A level for each doubling of the number of consistent matches; each draws in turn until there are enough.
+    # One level per doubling of consistent matches; levels draw in turn.
     levels: dict[int, list[int]] = {}
     for number in order:
         levels.setdefault(int(np.log2(max(1, pairs[number].consistent))), []).append(number)
@@ -351,7 +330,7 @@ def spread_over_difficulty(pairs: list[CandidatePair], most: int, seed: int) -> 
 
 
 def _near_first(images: list[PosedImage], most: int) -> list[tuple[int, int]]:
-    """Pairs to try: all of them, or those whose cameras stand and look most alike if that is too many."""
+    """Return all pairs, or those with the most similar camera poses if that is too many."""
     pairs = np.array(list(itertools.combinations(range(len(images)), 2)), dtype=np.int64).reshape(-1, 2)
     if len(pairs) > most:
         centre = np.stack([-image.R.T @ image.t for image in images])
@@ -364,10 +343,10 @@ def _near_first(images: list[PosedImage], most: int) -> list[tuple[int, int]]:
 
 
 def _table(images: list[PhotoFeatures], pairs: list[CandidatePair], neighbours: int) -> PairTable:
-    """The scene as flat tensors.
+    """Make the table of a scene.
 
-    Match k of a table belongs to keypoint k of its first image. Where keypoints have several matches, they are stored
-    as often, in the order in which `nearest_neighbours` gives the matches.
+    Match k of a table belongs to keypoint k of its first image, so keypoints with several matches are repeated, in the
+    order of `nearest_neighbours`.
     """
 
     def repeated(values: np.ndarray | None) -> np.ndarray | None:
@@ -399,7 +378,7 @@ def _table(images: list[PhotoFeatures], pairs: list[CandidatePair], neighbours: 
 
 
 def _assemble(out: Path, staging: Path, scenes: int, settings: BuildSettings) -> dict[str, Any]:
-    """Join scenes to shards below the size limit, in order, and describe them."""
+    """Join scenes to shards below the size limit, in order; return their part of the index."""
     limit = settings.shard_mib * 2**20
     groups: list[list[PairTable]] = [[]]
     size = 0

@@ -1,8 +1,7 @@
-"""A look at training pairs: statistics by scene, their distributions, and pairs with their labels drawn.
+"""Inspection of training pairs: statistics by scene, histograms, and pairs with their labels drawn.
 
-Wrong poses show at once: matches that are plainly right then lie off their epipolar lines. So the share of
-*distinctive* matches (mutual, ratio below 0.8), most of them right in any scene, that the label calls inliers
-is a check of the poses that needs no eye.
+Most *distinctive* matches (mutual, ratio below 0.8) are right in any scene. If the labels call few of them inliers, the
+poses are wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ananet.errors import InputError
 from ananet.io.images import read_image
 from ananet.twoview.drawing import GAP, WHITE, draw_right_wrong, stack
 
-# A pair is doubtful if it has enough distinctive matches to judge by, and most of them miss their epipolar lines.
+# A pair is doubtful if it has enough distinctive matches and most of them are labelled outliers.
 ENOUGH_DISTINCTIVE = 20
 DOUBTFUL_BELOW = 0.3
 COLUMNS, ROWS = 3, 4
@@ -32,7 +31,7 @@ SHOWN_MATCHES = 80
 
 @dataclass(frozen=True)
 class PairFacts:
-    """What one pair adds to the statistics."""
+    """Statistics of one pair."""
 
     scene: int
     matches: int
@@ -40,7 +39,7 @@ class PairFacts:
     rotation: float
     """Degrees between the two cameras."""
     parallax: float
-    """Degrees, median over inliers among the distinctive matches: a measure of the baseline."""
+    """Degrees, median over distinctive inliers: a measure of the baseline."""
     distinctive: int
     distinctive_inliers: float
     """Share of the distinctive matches that are labelled inliers."""
@@ -55,9 +54,8 @@ class PairFacts:
 def facts_of(pair: LabelledPair, scene: int) -> PairFacts:
     matches = pair.matches._as_tensors()
     assert pair.R is not None and pair.t is not None
-    assert (
-        matches.mutual is not None and matches.ratio is not None and matches.K0 is not None and matches.K1 is not None
-    )
+    assert matches.mutual is not None and matches.ratio is not None
+    assert matches.K0 is not None and matches.K1 is not None
     distinctive = matches.mutual & (matches.ratio < DISTINCTIVE_RATIO)
     good = distinctive & pair.inlier
     rays = matches.normalized().double()[good]
@@ -108,9 +106,9 @@ def facts_by_scene(pairs: PairShards, facts: list[PairFacts]) -> list[dict[str, 
 
 
 def draw_pair_set(pairs: PairShards, facts: list[PairFacts], seed: int = 0) -> np.ndarray:
-    """Histograms above a contact sheet of pairs: distinctive matches, green where labelled right, red where wrong."""
+    """Draw histograms and a contact sheet of pairs: distinctive matches, green for inliers, red for outliers."""
     rng = np.random.default_rng(seed)
-    # One pair each of scenes drawn at random, so that no scene is shown twice before all were.
+    # Scenes in random order, each once before any is repeated.
     by_scene = [np.flatnonzero([fact.scene == n for fact in facts]) for n in range(len(pairs.scenes))]
     by_scene = [own for own in by_scene if len(own)]
     order = np.concatenate([rng.permutation(len(by_scene)) for _ in range(-(-COLUMNS * ROWS // len(by_scene)))])
@@ -167,7 +165,7 @@ def _draw_labels(pair: LabelledPair, width: int, rng: np.random.Generator) -> np
 
 
 def _photo(pair: LabelledPair, number: int) -> np.ndarray:
-    """The photo, or a grey sheet of its size where it is not at hand."""
+    """Read the photo; a grey picture of its size if it is missing."""
     size = (pair.matches.image_size0, pair.matches.image_size1)[number]
     assert size is not None
     try:
@@ -179,6 +177,6 @@ def _photo(pair: LabelledPair, number: int) -> np.ndarray:
 
 
 def facts_as_json(rows: list[dict[str, Any]], facts: list[PairFacts]) -> dict[str, Any]:
-    """As strict JSON has it: None for a number that a pair does not have."""
+    """Return the statistics for strict JSON: None instead of NaN."""
     pairs = [{name: None if np.isnan(value) else value for name, value in asdict(fact).items()} for fact in facts]
     return {"scenes": rows, "pairs": pairs}

@@ -1,4 +1,4 @@
-"""Photos without poses to a posed scene, by structure from motion with pycolmap (an extra)."""
+"""Posed scenes from photos without poses, by structure from motion with pycolmap (an extra)."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ananet._util.defaults import COLMAP_MIN_MATCHES
 from ananet.errors import InputError
 from ananet.features import nearest_neighbours
 from ananet.integrations.colmap.library import import_pycolmap, quiet
-from ananet.io.images import read_image, resize
+from ananet.io.images import read_image, reduce
 
 logger = logging.getLogger(__name__)
 
 PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp")
 MIN_PHOTOS = 3
-# A photo with fewer keypoints is not worth matching.
+# Photos with fewer keypoints count as featureless.
 MIN_KEYPOINTS = 50
-# Up to so many photos every pair is matched. Beyond, each with those that look most alike.
+# With more photos, each is matched only with its most similar ones.
 MAX_PHOTOS_FOR_ALL_PAIRS = 120
 CANDIDATES = 25
-# So many photos or pairs go to COLMAP at once: between its calls the progress bar moves.
+# Photos or pairs per call of COLMAP; the progress bar moves between calls.
 PHOTOS_AT_ONCE, PAIRS_AT_ONCE = 8, 16
 
 
@@ -45,13 +45,13 @@ class Reconstruction:
     """`images/` and `sparse/`, as `read_posed_scene` takes it."""
     photos: int
     registered: tuple[str, ...]
-    """Names in `images/` of the photos that got a pose: their own, with underscores for blanks."""
+    """Names in `images/` of the photos with a pose, with underscores for blanks."""
     left_out: tuple[str, ...]
-    """Names of the photos that cannot be read or did not get a pose."""
+    """Names of the photos that could not be read or got no pose."""
     points: int
     """Number of 3D points in the model."""
     reprojection_error: float
-    """Mean, in pixels. Above 1.5 is suspicious."""
+    """Mean in pixels; above 1.5 is suspicious."""
 
     @property
     def summary(self) -> str:
@@ -69,10 +69,10 @@ def reconstruct(
     max_keypoints: int = 4096,
     progress: bool = True,
 ) -> Reconstruction:
-    """Finds cameras and poses of a folder of photos, and writes them as a scene: `out/images`, `out/sparse` (text).
+    """Find cameras and poses of a folder of photos and write a scene: `out/images`, `out/sparse` (text).
 
-    Photos are turned upright, scaled to `longest_side` at most, and come out undistorted. If they fall into several
-    models that cannot be joined, the largest is taken. `out` appears complete or not at all.
+    Photos are turned upright, scaled down to `longest_side` and undistorted. Of several separate models the largest is
+    used. `out` appears complete or not at all.
 
     Args:
         photos: folder with at least three photos, subfolders included.
@@ -80,7 +80,7 @@ def reconstruct(
         longest_side, max_keypoints: lower values are faster, higher values register more photos.
         progress: show progress bars.
 
-    Raises InputError with the probable reason if the photos cannot be reconstructed.
+    Raises `InputError` with the probable reason if reconstruction fails.
     """
     pycolmap = import_pycolmap()
     photos, out = Path(photos), Path(out)
@@ -111,14 +111,14 @@ def reconstruct(
 
 
 class _Run:
-    """The steps from photos to a scene; each leaves files in the working folder for the next."""
+    """The steps from photos to a scene, through files in a working folder."""
 
     def __init__(self, pycolmap: Any, work: Path, max_keypoints: int, progress: bool) -> None:
         self.pycolmap, self.max_keypoints, self.progress = pycolmap, max_keypoints, progress
         self.images, self.database = work / "photos", work / "database.db"
         self.models, self.scene, self.pair_list = work / "models", work / "scene", work / "pairs.txt"
         self.cameras: dict[tuple[int, int, float | None], list[str]] = defaultdict(list)
-        """Names of the photos that one camera took: of the same size and focal length."""
+        """Photos by camera: (width, height, focal length)."""
 
     @property
     def names(self) -> list[str]:
@@ -128,7 +128,7 @@ class _Run:
         return tqdm(total=total, desc=label, disable=not self.progress)
 
     def prepare(self, photos: dict[str, Path], longest_side: int) -> None:
-        """Upright, scaled copies: COLMAP ignores EXIF orientation, and everyone after it does not."""
+        """Make upright, scaled copies, since COLMAP ignores the EXIF orientation."""
         for name, path in tqdm(photos.items(), desc="photos", disable=not self.progress):
             try:
                 image = read_image(path)
@@ -136,8 +136,7 @@ class _Run:
                 logger.warning("left out: %s", error)
                 continue
             scale = min(1.0, longest_side / max(image.shape[:2]))
-            if scale < 1:
-                image, _ = resize(image, scale)
+            image, _ = reduce(image, longest_side)
             target = self.images / name
             target.parent.mkdir(parents=True, exist_ok=True)
             cv2.imwrite(str(target), image, [cv2.IMWRITE_JPEG_QUALITY, 95])
@@ -148,7 +147,7 @@ class _Run:
             raise InputError(f"photos: expected at least {MIN_PHOTOS} photos that can be read, got {len(self.names)}")
 
     def extract(self) -> None:
-        """SIFT of every photo, one camera for each group."""
+        """Extract SIFT features, with one camera per group of photos."""
         pycolmap = self.pycolmap
         options = pycolmap.FeatureExtractionOptions()
         options.sift.max_num_features = self.max_keypoints
@@ -183,11 +182,10 @@ class _Run:
             )
 
     def match(self) -> None:
-        """Matches and verifies pairs of photos."""
+        """Match and verify pairs of photos."""
         pycolmap = self.pycolmap
-        pairs = (
-            self._promising_pairs() if len(self.names) > MAX_PHOTOS_FOR_ALL_PAIRS else list(combinations(self.names, 2))
-        )
+        many = len(self.names) > MAX_PHOTOS_FOR_ALL_PAIRS
+        pairs = self._promising_pairs() if many else list(combinations(self.names, 2))
         with self.bar(len(pairs), "pairs") as bar:
             for some in chunks(pairs, PAIRS_AT_ONCE):
                 self.pair_list.write_text("".join(f"{first} {second}\n" for first, second in some), encoding="utf-8")
@@ -207,10 +205,10 @@ class _Run:
             )
 
     def _promising_pairs(self) -> list[tuple[str, str]]:
-        """Pairs whose largest features match best.
+        """Return pairs with the best matches of their largest features.
 
-        Large features are few and survive changes of scale: a few hundred tell which photos overlap at a small
-        part of the cost (preemptive matching; Wu, Towards linear-time incremental structure from motion, 2013).
+        A few hundred large features, which survive changes of scale, show which photos overlap at little cost
+        (preemptive matching; Wu, Towards linear-time incremental structure from motion, 2013).
         """
         largest = 256
         descriptors = {}
@@ -237,7 +235,7 @@ class _Run:
         return [(names[i], names[j]) for i, j in sorted(chosen)]
 
     def map(self) -> Any:
-        """The largest model that incremental mapping finds."""
+        """Return the largest model of incremental mapping."""
         options = self.pycolmap.IncrementalPipelineOptions()
         options.min_model_size = MIN_PHOTOS
         options.random_seed = 0
@@ -260,7 +258,7 @@ class _Run:
         return max(models.values(), key=lambda model: model.num_reg_images())
 
     def undistort(self, model: Any) -> Path:
-        """The finished scene: undistorted photos, and the model as text."""
+        """Write the scene: undistorted photos, and the model as text."""
         chosen = self.models / "chosen"
         chosen.mkdir()
         model.write(chosen)
@@ -273,7 +271,7 @@ class _Run:
 
 
 def _find_photos(folder: Path) -> dict[str, Path]:
-    """Photos by name relative to the folder, in order. Blanks become underscores: COLMAP's pair lists split there."""
+    """Return photos by relative name, sorted. Blanks become underscores, since COLMAP's pair lists split there."""
     if not folder.is_dir():
         raise InputError(f"photos: expected a folder, got {folder}")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PHOTO_SUFFIXES and path.is_file())
@@ -286,14 +284,14 @@ def _find_photos(folder: Path) -> dict[str, Path]:
 
 
 def chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
-    """So many at a time."""
+    """Split a list into parts of this size."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
 @contextmanager
 def _temporary_folder(out: Path) -> Iterator[Path]:
-    """Beside `out`, so that a finished scene can be renamed to it."""
+    """Make a folder beside `out`, so that a finished scene can be renamed to it."""
     work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
     try:
         yield work

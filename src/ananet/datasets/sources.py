@@ -1,7 +1,7 @@
-"""Where data comes from: posed photos, or matches that are stored with their labels.
+"""Data sources: posed photos, or stored matches with labels.
 
-`evaluate`, `data build` and `train` open data here. A source is recognised by looking at it; a new kind is one file
-with a subclass of `StoredPairs` or `PosedPhotos`, and one line here.
+`evaluate`, `data build` and `train` open data here. The kind is recognised by the files. A new kind is one file with a
+subclass of `StoredPairs` or `PosedPhotos`, and one line here.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Source(ABC):
     """Data at a path."""
 
     name: ClassVar[str]
-    """What kind of data it is, in words."""
+    """Kind of data, in words."""
     recognised_by: ClassVar[str]
-    """What lies there, for the error message where nothing is recognised."""
+    """What such data looks like, for error messages."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -36,11 +36,11 @@ class Source(ABC):
     @classmethod
     @abstractmethod
     def recognises(cls, path: Path) -> bool:
-        """Whether such data lies at a path that exists."""
+        """Return whether an existing path holds such data."""
 
     @property
     def title(self) -> str:
-        """What the data is called."""
+        """Name of the data."""
         return self.path.resolve().stem
 
     @property
@@ -50,7 +50,7 @@ class Source(ABC):
 
 
 class StoredPairs(Source):
-    """Pairs whose matches and labels lie in files; each is read when it is asked for."""
+    """Pairs with matches and labels in files, read one at a time."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -62,27 +62,27 @@ class StoredPairs(Source):
         return (self[number] for number in range(len(self)))
 
     def scene_of_pairs(self) -> list[str]:
-        """[P] name of the scene of every pair."""
+        """Return the scene of every pair."""
         return [pair.scene for pair in self]
 
     def fingerprint(self) -> str:
-        """Identifies these pairs by their content, wherever they are stored."""
+        """Return a hash of the pairs that does not depend on their path."""
         return digest(self.scene_of_pairs())
 
     def table(self) -> PairTable:
-        """All pairs as flat tensors, for training."""
+        """Return all pairs as flat tensors, for training."""
         return table_of_pairs(self)
 
 
 class JoinedPairs(StoredPairs):
-    """Pairs of several folders as one: of several detectors, say. Scenes of one name are one scene."""
+    """Pairs of several folders, such as several detectors, as one. Scenes of the same name are one scene."""
 
     name = "several folders of pairs"
     recognised_by = "paths with commas between them"
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        return False  # they lie at no path
+        return False  # made by open_stored_pairs
 
     def __init__(self, parts: Sequence[StoredPairs]) -> None:
         super().__init__(parts[0].path)
@@ -109,7 +109,7 @@ class JoinedPairs(StoredPairs):
 
 
 def digest(value: Any) -> str:
-    """A short hash of anything JSON can hold.
+    """Return a short hash of a JSON value.
 
     >>> digest(["a", "b"])
     '3554d2b8a1e34099'
@@ -143,7 +143,7 @@ SOURCES: Registry[Source] = Registry(
 
 
 def open_source(path: str | Path, *, image_folder: str | Path | None = None) -> Source:
-    """The data at a path; its format is recognised by the files there.
+    """Open the data at a path; its kind is recognised by the files there.
 
     Args:
         path: a scene (`images/` beside `sparse/`, and perhaps `pairs.txt`) or a folder of scenes; a folder of training
@@ -164,10 +164,7 @@ def open_source(path: str | Path, *, image_folder: str | Path | None = None) -> 
 
 
 def open_stored_pairs(path: str | Path) -> StoredPairs:
-    """Pairs with their matches and labels, as training and validation need them.
-
-    Several paths with commas between them are one source.
-    """
+    """Open pairs with matches, labels and poses, for training and validation; join several paths with commas."""
     parts = [path] if Path(path).exists() else str(path).split(",")
     sources = [_open_stored_pairs(part) for part in parts]
     return sources[0] if len(sources) == 1 else JoinedPairs(sources)
@@ -182,7 +179,7 @@ def _open_stored_pairs(path: str | Path) -> StoredPairs:
 
 
 def open_posed_photos(path: str | Path) -> PosedPhotos:
-    """Photos with cameras, as building training pairs needs them."""
+    """Open photos with known cameras, for building training pairs."""
     source = open_source(path)
     if not isinstance(source, PosedPhotos):
         raise InputError(f"scenes: expected photos with known cameras, got {path} ({source.name})")
@@ -190,7 +187,7 @@ def open_posed_photos(path: str | Path) -> PosedPhotos:
 
 
 def scene_numbers(names: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Different names in order of appearance, and the number of each in this list."""
+    """Return the different names in order of appearance, and the number of each name."""
     different = list(dict.fromkeys(names))
     number = {name: n for n, name in enumerate(different)}
     return different, [number[name] for name in names]

@@ -63,9 +63,9 @@ def test_nothing_true(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ({"match_idx": "0 4\n"}, "match_idx.txt: expected indices up to"),
-        ({"match_idx": "0.5 0\n"}, "match_idx.txt: expected indices up to"),
-        ({"match_idx": "-1 0\n"}, "match_idx.txt: expected indices up to"),
+        ({"match_idx": "0 4\n"}, "match_idx.txt: expected whole numbers from 0 to"),
+        ({"match_idx": "0.5 0\n"}, "match_idx.txt: expected whole numbers from 0 to"),
+        ({"match_idx": "-1 0\n"}, "match_idx.txt: expected whole numbers from 0 to"),
         ({"gt_location": "2\n1 2 3 4\n"}, "expected 2 rows"),
         ({"gt_location": "2\n1 2 3\n4 5 6\n"}, "gt_location.txt: expected a count"),
         ({"1key_location": ""}, "1key_location.txt: expected a count"),

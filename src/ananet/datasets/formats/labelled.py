@@ -1,7 +1,7 @@
-"""Matches whose truth somebody has written down: AdelaideRMF and its like, or pairs of one's own.
+"""Matches with labelled motions, such as AdelaideRMF.
 
 Each pair is a folder with `matches.npz`: the arrays that `ananet prune` takes, and `motion`, [N] whole numbers: 0 for a
-wrong match, 1 and so on for the motion that a right one follows.
+wrong match, 1 and up for the motion of a right one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE = "matches.npz"
 
 
 class LabelledMatches(StoredPairs):
-    """The folders with labelled matches in a folder, at any depth, by name."""
+    """The folders with labelled matches in a folder, at any depth, sorted by name."""
 
     name = "labelled matches"
     recognised_by = f"folders with {FILE}, which holds points and motions"
@@ -52,7 +52,7 @@ def find_pairs(folder: Path) -> list[Path]:
 
 
 def read_pair(folder: Path, scene: str) -> LabelledPair:
-    """One pair. Right is what follows any of the motions."""
+    """Read one pair; matches of any motion are inliers."""
     path = folder / FILE
     arrays = read_arrays(path, more=("motion",))
     motion = arrays.pop("motion")

@@ -1,4 +1,4 @@
-"""MULTI (Grid-GTM): image pairs in which several things move, with every match labelled.
+"""MULTI (Grid-GTM): image pairs with several motions and labelled matches.
 
 A case is a folder with two JPEG files, `1key_location.txt` and `2key_location.txt` (a count, then x y),
 `match_idx.txt` (i j: row i of the first with row j of the second) and `gt_location.txt` (a count, then x0 y0 x1 y1).
@@ -25,7 +25,7 @@ LABEL_RADIUS = 1.0
 
 
 class MULTICases(StoredPairs):
-    """The cases in a folder and the folders in it, in the order of their numbers."""
+    """The cases in a folder, at any depth, in the order of their numbers."""
 
     name = "MULTI"
     recognised_by = "folders with match_idx.txt and gt_location.txt"
@@ -52,10 +52,10 @@ class MULTICases(StoredPairs):
 
 
 def find_cases(folder: str | Path) -> list[Path]:
-    """Folders of cases at any depth: case2 before case10."""
+    """Return the folders of cases at any depth, case2 before case10."""
 
     def numbers(path: Path) -> list[str | int]:
-        # Words and numbers alternate, so like is compared with like.
+        # Text and numbers alternate, so that equal types are compared.
         return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.as_posix())]
 
     found = (path.parent for path in Path(folder).rglob("match_idx.txt"))
@@ -63,7 +63,7 @@ def find_cases(folder: str | Path) -> list[Path]:
 
 
 def read_case(folder: str | Path) -> LabelledPair:
-    """One pair. Its label is right or wrong only: several motions have no single epipolar distance."""
+    """Read one pair, without epipolar distances: there are several motions."""
     folder = Path(folder)
     photos = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
     if len(photos) != 2:
@@ -74,7 +74,9 @@ def read_case(folder: str | Path) -> LabelledPair:
     truth = _read_table(folder / "gt_location.txt", columns=4, counted=True)
     largest = np.array([len(keypoints0), len(keypoints1)]) - 1
     if (index < 0).any() or (index > largest).any() or (index % 1 != 0).any():
-        raise InputError(f"{folder / 'match_idx.txt'}: expected indices up to {largest.tolist()}, got others")
+        raise InputError(
+            f"{folder / 'match_idx.txt'}: expected whole numbers from 0 to {largest.tolist()}, got up to {index.max():g}"
+        )
     index = index.astype(np.int64)
 
     points0, points1 = keypoints0[index[:, 0]], keypoints1[index[:, 1]]
@@ -85,7 +87,7 @@ def read_case(folder: str | Path) -> LabelledPair:
 
 
 def _near_truth(points0: np.ndarray, points1: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """[N] bool: whether both ends of a match are near both ends of some row of the truth [M x 4]."""
+    """[N] bool mask of the matches that are near some true match [M x 4]."""
 
     def near(points: np.ndarray, true_points: np.ndarray) -> np.ndarray:
         offset = points[:, None] - true_points[None]
@@ -95,14 +97,14 @@ def _near_truth(points0: np.ndarray, points1: np.ndarray, truth: np.ndarray) -> 
 
 
 def _read_table(path: Path, columns: int, counted: bool) -> np.ndarray:
-    """[N x columns] float64; `counted` files say N in their first line."""
+    """Read [N x columns] float64; `counted` files have N in their first line."""
     rows = [line.split() for line in read_lines(path) if line]
     try:
         count = int(rows.pop(0)[0]) if counted else len(rows)
         table = np.array(rows, np.float64).reshape(-1, columns)
     except (ValueError, IndexError):
         first = "a count, then " if counted else ""
-        raise InputError(f"{path}: expected {first}{columns} numbers a line, got something else") from None
+        raise InputError(f"{path}: expected {first}{columns} numbers per line") from None
     if len(table) != count or any(len(row) != columns for row in rows):
         raise InputError(f"{path}: expected {count} rows of {columns} numbers, got {len(rows)} lines")
     if not np.isfinite(table).all():

@@ -23,7 +23,7 @@ class PairList(PosedPhotos):
     """A SuperGlue or glue-factory list of pairs.
 
     Args:
-        image_folder: holds the photos; the list's own folder unless given. They are looked up when they are read.
+        image_folder: of the photos; None for the folder of the list.
     """
 
     name = "pair list"
@@ -56,19 +56,19 @@ class ViewsAndPairs(PosedPhotos):
 
 
 def _by_scene(pairs: list[PosedPair], image_folder: Path) -> list[PosedScene]:
-    """Photos in folders of the image folder belong to scenes of these names; scenes in order of appearance."""
+    """Group pairs by scene, the folder of the first photo within the image folder, in order of appearance."""
     by_scene: dict[str, list[PosedPair]] = {}
     for pair in pairs:
         first = pair.image0.path.relative_to(image_folder)
         by_scene.setdefault(first.parts[0] if len(first.parts) > 1 else "", []).append(pair)
-    # A photo may be listed with several poses, so images have no names here.
+    # Without images by name, since a photo may be listed with several poses.
     return [PosedScene(scene, {}, listed) for scene, listed in by_scene.items()]
 
 
 def read_pair_list(path: str | Path, image_folder: str | Path) -> list[PosedPair]:
-    """The pairs of a SuperGlue or glue-factory list; which of the two a line is, its length tells.
+    """Read the pairs of a SuperGlue or glue-factory list, recognised by the number of columns.
 
-    Image names are looked up in `image_folder` when the photos are read, not before.
+    Photos in `image_folder` are not read yet.
     """
     return [_parse_pair(line.split(), Path(image_folder), where) for where, line in read_rows(path)]
 
@@ -96,7 +96,7 @@ def _parse_pair(fields: list[str], image_folder: Path, where: str) -> PosedPair:
 
 
 def read_megadepth(folder: str | Path) -> list[PosedPair]:
-    """The pairs of a folder laid out as MegaDepth-1500: `images/`, `views.txt`, `pairs.txt`."""
+    """Read the pairs of a folder laid out as MegaDepth-1500: `images/`, `views.txt`, `pairs.txt`."""
     folder = Path(folder)
     rows = ((where, line.split()) for where, line in read_rows(folder / "views.txt"))
     views = {fields[0]: _parse_view(fields, folder / "images", where) for where, fields in rows}
