@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         type=Path,
         help="photos with known cameras: a scene (images/ beside sparse/, a COLMAP model), a folder "
-        "of scenes, or any other form that 'ananet evaluate' knows",
+        "of scenes, or any other form that 'ananet evaluate' reads",
     )
     build.add_argument("out", type=Path, help="output folder; an interrupted build continues there")
     add_detector(build)
@@ -75,11 +75,10 @@ def run_build(arguments: argparse.Namespace) -> int:
         log=lambda line: print(line, file=sys.stderr),
     )
     size = sum((arguments.out / shard).stat().st_size for shard in index["shards"])
-    skipped = sum(len(scene["unreadable"]) for scene in index["scenes"])
     result = {
         "scenes": len(index["scenes"]),
         "photos": index["images"],
-        "skipped_photos": skipped,
+        "skipped_photos": sum(len(scene["unreadable"]) for scene in index["scenes"]),
         "pairs": index["pairs"],
         "bytes": size,
         "seconds": round(time.perf_counter() - start, 1),
@@ -90,7 +89,7 @@ def run_build(arguments: argparse.Namespace) -> int:
     else:
         print(
             f"{result['pairs']} pairs of {result['photos']} photos in {result['scenes']} scenes "
-            f"({skipped} photos skipped), {size / 1e6:.1f} MB in {len(index['shards'])} shards, "
+            f"({result['skipped_photos']} photos skipped), {size / 1e6:.1f} MB in {len(index['shards'])} shards, "
             f"{result['seconds']:g} s: {arguments.out}"
         )
     return 0
@@ -128,13 +127,13 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     check_picture(arguments.output)
     import_matplotlib()
 
-    # They bring torch.
+    # These import torch.
     from ananet.datasets.formats.shards import PairShards
     from ananet.datasets.inspection import draw_pair_set, facts_as_json, facts_by_scene, facts_of
 
     pairs = PairShards(arguments.pairs)
     if len(pairs) == 0:
-        raise InputError(f"{arguments.pairs}: there are no pairs to look at")
+        raise InputError(f"{arguments.pairs}: expected at least one pair, got none")
     scene_of = pairs.pair_scene.tolist()
     bar = tqdm(range(len(pairs)), desc="pairs", unit="pair", disable=not sys.stderr.isatty(), leave=False)
     facts = [facts_of(pairs[number], scene_of[number]) for number in bar]

@@ -1,18 +1,17 @@
-"""Two-view problems without photos: unlimited, labelled, made on the fly in torch, on the CPU or a GPU.
+"""Synthetic two-view problems with labels, made on the fly in torch, on any device.
 
 What is drawn for each pair, in this order:
 
-1. two cameras, a motion between them, and sometimes bodies that move on their own;
+1. two cameras, a motion between them, and sometimes independently moving bodies;
 2. keypoints in the first image, clustered as texture is, some twice at one place (SIFT's second orientation);
-3. a scene: the first image is cut into regions, each a plane, a corner, clutter, ground or sky. Along a ray
-   (x, y, 1), the inverse depth of a plane is linear: `1 / depth = a . (x, y, 1)`. So no intersection is ever
-   computed, and every keypoint is visible in the first image by construction;
-4. which keypoints are matched rightly: only those that the second image sees, whole regions better than others;
-5. for the rest, mistakes that nearest neighbours make (see `_wrong_targets`);
-6. ratio and mutual flag, correlated with being right as they are for SIFT (see `_side_information`).
+3. a scene: regions of the first image, each a plane, a corner, clutter, ground or sky. Inverse depth along a ray
+   (x, y, 1) is linear for a plane, `1 / depth = a . (x, y, 1)`, so no intersections are computed;
+4. right matches: keypoints that the second image sees, with whole regions better than others;
+5. for the rest, mistakes as nearest neighbours make them (see `_wrong_targets`);
+6. ratio and mutual flag, distributed as for SIFT (see `_side_information`).
 
-Ranges and shares marked "measured" were read off 210 SIFT pairs of 35 photographed scenes with known cameras
-(2000 keypoints, nearest neighbour, no ratio test); the others are a judgement of what photos show.
+Ranges and shares marked "measured" come from 210 SIFT pairs of 35 photographed scenes with known cameras (2000
+keypoints, nearest neighbour, no ratio test); the others are estimates.
 """
 
 from __future__ import annotations
@@ -32,35 +31,35 @@ from ananet.errors import InputError
 
 # Measured: 1 - ratio of wrong matches is exponential with this mean, whatever the scene.
 RATIO_GAP = 0.057
-# Nothing is nearer than this many median depths, and nothing, not even the sky, farther.
+# Limits of depth, in median depths.
 MIN_DEPTH, MAX_DEPTH = 0.15, 100.0
 
 
 @dataclass(frozen=True)
 class SyntheticSettings(Settings):
-    """What problems look like. Pairs of numbers are ranges, single ones below 1 are probabilities."""
+    """Settings of synthetic problems. Pairs of numbers are ranges, single ones below 1 are probabilities."""
 
     matches: int = 2000
     fewest_matches: int | None = None
-    """Where given, each problem has a random count from this to `matches`, padded and masked."""
+    """If given, each problem has a random number of matches from this to `matches`, and padding."""
     inlier_ratio: tuple[float, float] = (0.02, 0.95)
-    """Share of right matches. Few problems are easy: the draw leans to the lower end, as measured."""
+    """Share of right matches, skewed to the lower end, as measured."""
     baseline: tuple[float, float] = (0.01, 1.0)
-    """Distance of the cameras in median depths (measured: 0.01 to 0.7). Above 0: there are no pure rotations."""
+    """Distance of the cameras in median depths (measured: 0.01 to 0.7)."""
     still: float = 0.05
-    """How often the camera turns with a hundredth of that baseline: all right matches then move as one."""
+    """How often the baseline is a hundredth of that: almost a pure rotation."""
     noise: tuple[float, float] = (0.15, 1.8)
-    """Typical error of a right match in pixels, one for each problem."""
+    """Typical error of right matches in pixels, one per problem."""
     focal: tuple[float, float] = (0.45, 4.0)
     """Focal length over longest side (measured: 0.46 to 5)."""
     longest_side: tuple[float, float] = (600.0, 1600.0)
-    """Of the images, in pixels; it turns noise into calibrated units."""
+    """Of the images, in pixels."""
     unequal_cameras: float = 0.3
-    """How often the two cameras have focal lengths and shapes of their own."""
+    """How often the two cameras differ in focal length and shape."""
     large_roll: float = 0.12
-    """How often one camera is turned around its axis by any angle, not only by a few degrees."""
+    """How often one camera is turned around its axis by any angle."""
     near_planar: float = 0.15
-    """How often the whole scene is one plane with little relief."""
+    """How often the scene is nearly one plane."""
     moving: float = 0.5
     """How often there are independently moving bodies."""
     bodies: int = 3
@@ -89,18 +88,17 @@ class SyntheticSettings(Settings):
 
 @dataclass(frozen=True, eq=False)
 class SyntheticBatch(Batch):
-    """B problems, with ground truth that photos do not provide.
+    """B problems with more ground truth than photos have.
 
-    `distance` is to the motion of the match's body where the match is correct, else to the static scene's; R and t
-    are the static scene's.
+    `distance` of a correct match is to the motion of its body, of others to that of the static scene, as R and t.
     """
 
     correct: Tensor
-    """[B x N] bool: whether the match is right, not merely near the epipolar line."""
+    """[B x N] bool: whether the match is right, not only near the epipolar line."""
     body: Tensor
-    """[B x N] int64: what the first point lies on; 0 is the static scene."""
+    """[B x N] int64: body of the first point; 0 is the static scene."""
     focal0: Tensor
-    """[B] focal lengths in pixels: what a pixel threshold is in calibrated units."""
+    """[B] focal lengths in pixels."""
     focal1: Tensor
 
 
@@ -110,7 +108,7 @@ def synthesize(
     settings: SyntheticSettings | None = None,
     inlier_distance: float = INLIER_DISTANCE,
 ) -> SyntheticBatch:
-    """A batch of problems, on the generator's device; the same ones for the same state of the generator.
+    """Return a batch of problems on the generator's device, determined by its state.
 
     The label is a squared symmetric epipolar distance below `inlier_distance`.
 
@@ -179,7 +177,7 @@ def synthesize(
 
 @cache
 def _constants(device: torch.device, *values: float) -> Tensor:
-    """[len(values)], made once: copying it to a GPU for each batch would make the CPU wait."""
+    """[len(values)] tensor, cached: copying it to a GPU for each batch would make the CPU wait."""
     return torch.tensor(values, device=device)
 
 
@@ -231,17 +229,17 @@ class _Camera:
         return ((points - self.centre[:, None]).abs() <= self.half[:, None]).all(-1)
 
     def fold(self, points: Tensor) -> Tensor:
-        """Points that miss the image come back into it."""
+        """Mirror points outside the image back into it."""
         return self.rays(_fold((points - self.centre[:, None]) / self.half[:, None]))
 
 
 def _fold(places: Tensor) -> Tensor:
-    """What lies outside [-1, 1] is mirrored at its ends until it lies inside."""
+    """Mirror values outside [-1, 1] at its ends until they lie inside."""
     return 1 - (torch.remainder(places + 1, 4) - 2).abs()
 
 
 def _cameras(draw: _Draw, settings: SyntheticSettings) -> tuple[_Camera, _Camera]:
-    """Mostly one camera for both images; otherwise two, each with its own lens and shape."""
+    """Draw one camera for both images or, sometimes, two."""
     low, high = settings.focal
     focal = (0.95 * (0.45 * draw.normal(2)).exp()).clamp(low, high)  # measured median
     side = draw.log_uniform(*settings.longest_side, 2)
@@ -272,7 +270,7 @@ def _rotation(axis_angle: Tensor) -> Tensor:
 def _camera_motion(draw: _Draw, settings: SyntheticSettings, inlier_ratio: Tensor) -> tuple[Tensor, Tensor]:
     """[B x 3 x 3] and [B x 3]: the second camera steps aside and mostly turns back to what the first one saw.
 
-    Small motions go with many inliers, as in photos: log(baseline) falls by 3 from none to all.
+    As in photos, problems with many inliers have small motions: log(baseline) falls by 3 from none to all.
     """
     low, high = settings.baseline
     baseline = (math.log(0.2) - 3 * (inlier_ratio - 0.2) + 0.9 * draw.normal()).exp().clamp(low, high)
@@ -282,7 +280,7 @@ def _camera_motion(draw: _Draw, settings: SyntheticSettings, inlier_ratio: Tenso
     direction = draw.normal(3) * torch.where(draw.chance(0.12)[:, None], ahead, spread)
     centre = baseline[:, None] * direction / direction.norm(dim=-1, keepdim=True).clamp_min(1e-6)
 
-    # Looking back at a point straight ahead of the first camera means turning by -x / z about y, and y / z about x.
+    # To look at a point straight ahead of the first camera, turn by -x / z about y, and y / z about x.
     share = draw.uniform(low=0.3, high=1.1)
     depth = 1 - centre[:, 2].clamp_max(0.8)
     gaze = torch.stack([centre[:, 1].atan2(depth), -centre[:, 0].atan2(depth), torch.zeros_like(depth)], dim=-1)
@@ -296,7 +294,7 @@ def _camera_motion(draw: _Draw, settings: SyntheticSettings, inlier_ratio: Tenso
 
 @dataclass(frozen=True, eq=False)
 class _Scene:
-    """S surfaces, each where its seed is the nearest one in the first image. The median depth is about 1."""
+    """S surfaces, one per Voronoi region of the seeds in the first image. The median depth is about 1."""
 
     seeds: Tensor
     """[B x S x 2] calibrated."""
@@ -323,10 +321,10 @@ def _scene(draw: _Draw, settings: SyntheticSettings, camera: _Camera) -> _Scene:
     seeds = camera.rays(draw.uniform(regions, 2, low=-1.0, high=1.0))
 
     def plane_through(inverse: Tensor, slope: Tensor) -> Tensor:
-        """[B x S x 3]: planes that have the given inverse depths at the seeds, and slopes [B x S x 2]."""
+        """[B x S x 3] planes with the given inverse depths at the seeds, and slopes [B x S x 2]."""
         return torch.cat([slope, (inverse - (slope * seeds).sum(-1))[..., None]], dim=-1)
 
-    # How deep a scene is: measured, the 95th percentile of depth is 1.1 to 14 times the 5th, 1.5 in the median.
+    # Measured: the 95th percentile of depth is 1.1 to 14 times the 5th, 1.5 in the median.
     relief = draw.log_uniform(0.03, 1.0, 1)
     inverse = (relief * draw.normal(regions)).exp()
     slope = inverse[..., None] * 0.7 * draw.normal(regions, 2)
@@ -334,13 +332,13 @@ def _scene(draw: _Draw, settings: SyntheticSettings, camera: _Camera) -> _Scene:
     other_face = plane_through(inverse, inverse[..., None] * 1.2 * draw.normal(regions, 2))
     main = torch.cat([0.4 * draw.normal(1, 2), torch.ones(draw.batch_size, 1, 1, device=seeds.device)], dim=-1)
     main = main.expand_as(own)
-    # The ground: inverse depth grows downwards from the horizon, and further up it meets the main plane.
+    # The ground's inverse depth grows downwards from the horizon; further up it meets the main plane.
     steepness, horizon = draw.log_uniform(0.7, 3.0, 1), draw.uniform(1, low=-0.5, high=0.1)
     ground = torch.stack([0.1 * draw.normal(1), steepness, -steepness * horizon * camera.half[:, 1:]], dim=-1)
     ground = ground.expand_as(own)
     far = plane_through(draw.log_uniform(1 / MAX_DEPTH, 0.1, regions), torch.zeros_like(slope))
 
-    # Gumbel's trick: the largest of log share + noise is a draw with those shares. The first noise is the scene's.
+    # Gumbel's trick: the largest of log share + noise is a draw with those shares. The first noise is per scene.
     shares = _constants(seeds.device, 0.37, 0.14, 0.2, 0.15, 0.11, 0.03)  # as listed below
     noise = -draw.exponential(1, 6).clamp_min(1e-9).log() - draw.exponential(regions, 6).clamp_min(1e-9).log()
     kind = (shares.log() + noise).argmax(-1)
@@ -360,7 +358,7 @@ def _scene(draw: _Draw, settings: SyntheticSettings, camera: _Camera) -> _Scene:
 def _body_motions(
     draw: _Draw, settings: SyntheticSettings, seeds: Tensor, R: Tensor, t: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Adds moving bodies to a camera motion.
+    """Add moving bodies to a camera motion.
 
     Returns rotations [B x 1 + bodies x 3 x 3] and translations from the first image to the second, the static
     scene's first, and the body of each region [B x S].
@@ -386,9 +384,9 @@ def _body_motions(
 
 
 def _texture(draw: _Draw, count: int, blobs: int = 48) -> Tensor:
-    """[B x N x 2] places in [-1, 1]^2: clusters of very different size and weight, and a quarter anywhere.
+    """[B x N x 2] places in [-1, 1]^2: clusters of very different size and weight, and a quarter uniform.
 
-    In a third of the images most of the texture is in one part: an object before a plain wall, a skyline.
+    In a third of the images most of the texture is in one part, as of an object before a plain wall.
     """
     window = torch.where(draw.chance(0.35, 1, 1), draw.uniform(1, 2, low=0.2, high=0.9), 1.0)
     corner = (1 - window) * draw.uniform(1, 2, low=-1.0, high=1.0)
@@ -405,7 +403,7 @@ def _texture(draw: _Draw, count: int, blobs: int = 48) -> Tensor:
 def _transfer(
     rays: Tensor, inverse_depth: Tensor, R: Tensor, t: Tensor, body: Tensor, camera: _Camera
 ) -> tuple[Tensor, Tensor]:
-    """Where the second camera sees what lies on rays of the first: [B x N x 2], and whether it does, [B x N].
+    """Project points on rays of the first camera to the second: [B x N x 2], and whether they are visible [B x N].
 
     R X + t is parallel to R (x, y, 1) + t / depth, which holds at infinity too.
     """
@@ -428,14 +426,14 @@ def _localisation_error(draw: _Draw, settings: SyntheticSettings, count: int) ->
 
 
 def _mask(draw: _Draw, settings: SyntheticSettings) -> Tensor:
-    """[B x N] bool: the first so many matches exist."""
+    """[B x N] bool mask of the matches that exist, the first ones."""
     fewest = settings.fewest_matches or settings.matches
     existing = fewest + draw.integers(settings.matches - fewest + 1, 1)
     return torch.arange(settings.matches, device=existing.device) < existing
 
 
 def _best_share(quality: Tensor, allowed: Tensor, number: Tensor) -> Tensor:
-    """[B x N] bool: the `number` [B x 1] best of those allowed, or all of them if there are fewer."""
+    """[B x N] bool mask of the `number` [B x 1] best of those allowed, or all if there are fewer."""
     ranked = quality.masked_fill(~allowed, -1).sort(dim=1, descending=True).values
     last = (number.round().long() - 1).clamp(0, quality.shape[1] - 1)
     return allowed & (quality >= ranked.gather(1, last))
@@ -466,7 +464,7 @@ def _wrong_targets(
     distance = draw.log_uniform(4.0, 40.0, count, 1) / camera.focal[:, None, None]
     near_miss = camera.fold(true1 + distance * draw.normal(count, 2))
 
-    # Shares of the four kinds, in other proportions for each problem.
+    # Shares of the four kinds, drawn for each problem.
     weights = draw.exponential(4) * _constants(rays0.device, 6.0, 1.0, 0.3, 0.5)
     edges = (weights / weights.sum(-1, keepdim=True)).cumsum(-1)[:, None, :3]
     kind = (draw.uniform(count, 1) > edges).sum(-1)
@@ -481,13 +479,13 @@ def _wrong_targets(
 def _popular_targets(
     draw: _Draw, true1: Tensor, visible: Tensor, correct: Tensor, camera: _Camera
 ) -> tuple[Tensor, Tensor]:
-    """Some keypoints of the second image resemble many: points [B x N x 2], and which keypoint it is [B x N].
+    """Targets of some popularity: points [B x N x 2], and the number of the keypoint [B x N].
 
-    Their popularity is nearly exponential, which makes the number of matches a target gets nearly geometric (measured:
-    half of them none, 1.5 % six or more).
+    Popularity is nearly exponential, so the number of matches per target is nearly geometric (measured: half have none,
+    1.5 % six or more).
     """
     count = true1.shape[1]
-    # The second image's keypoints: the right ones, other true projections, and things the first image does not show.
+    # The second image's keypoints: the right ones, other true projections, and some that the first does not show.
     detected = visible & (correct | draw.chance(0.5, count))
     keypoints1 = torch.where(detected[..., None], true1, camera.rays(_texture(draw, count)))
     popularity = (draw.exponential(count) ** 1.4).cumsum(1)
@@ -498,10 +496,10 @@ def _popular_targets(
 def _repeated_targets(
     draw: _Draw, scene: _Scene, rays0: Tensor, region: Tensor, body: Tensor, R: Tensor, t: Tensor, camera: _Camera
 ) -> tuple[Tensor, Tensor]:
-    """Matches to a repetition of the same thing, one or two periods further on the same surface.
+    """Matches to a repeated structure, one or two periods further on the same surface.
 
-    Returns points [B x N x 2], and whether there is a repetition [B x N]. Most matches of a region have the same step.
-    Such matches agree with each other, and lie near the epipolar line where the step does.
+    Returns points [B x N x 2], and whether there is a repetition [B x N]. Most matches of a region have the same step
+    and so agree with each other.
     """
     count, regions = rays0.shape[1], scene.seeds.shape[1]
     period = draw.normal(regions, 2) * draw.log_uniform(0.05, 0.5, regions, 1) * camera.half[:, None]
@@ -514,7 +512,7 @@ def _repeated_targets(
 
 
 def _patch_targets(draw: _Draw, scene: _Scene, rays0: Tensor, region: Tensor, camera: _Camera) -> Tensor:
-    """[B x N x 2] where a whole region is found elsewhere, turned and scaled."""
+    """[B x N x 2] targets of regions that are matched elsewhere as a whole, turned and scaled."""
     regions = scene.seeds.shape[1]
     angle = 0.3 * draw.normal(regions, 1)
     scale = (0.3 * draw.normal(regions, 1)).exp()

@@ -1,4 +1,4 @@
-"""ALIKED, DISK and XFeat, as kornia has them."""
+"""kornia's ALIKED, DISK and XFeat."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS
 from ananet.errors import MissingExtraError
 from ananet.features.learned import LearnedDetector, inside
 
-# Maxima nearer than this to the border are not seen on all sides: kornia leaves them out, too.
+# Keypoints nearer than this to the border of the photo are left out, as in kornia.
 BORDER = 2
 
 
@@ -30,7 +30,7 @@ class ALIKED(LearnedDetector):
 
     Args:
         max_keypoints: number of keypoints to keep, the strongest ones.
-        threshold: scores, from 0 to 1, that keypoints exceed.
+        threshold: lowest score of keypoints, from 0 to 1.
         model: n16, n32 (samples more around a keypoint), n16rot (trained with turned photos) or t16 (small, fast).
         weights: a file; see `features.learned`.
         longest_side: larger photos are scaled down to it; none leaves all as they are.
@@ -70,8 +70,8 @@ class DISK(LearnedDetector):
 
     Args:
         max_keypoints: number of keypoints to keep, the strongest ones.
-        threshold: scores, which may have any size, that keypoints exceed.
-        model: what its training knew of the scenes.
+        threshold: lowest score of keypoints, of any size.
+        model: supervision of its training.
         weights: a file; see `features.learned`.
         longest_side: larger photos are scaled down to it; none leaves all as they are.
     """
@@ -110,7 +110,7 @@ class XFeat(LearnedDetector):
 
     Args:
         max_keypoints: number of keypoints to keep, the strongest ones.
-        threshold: values of the keypoint map, from 0 to 1, that keypoints exceed.
+        threshold: lowest value of the keypoint map, from 0 to 1.
         weights: a file; see `features.learned`.
         longest_side: larger photos are scaled down to it; none leaves all as they are.
     """
@@ -129,14 +129,14 @@ class XFeat(LearnedDetector):
         super().__init__(max_keypoints, longest_side, device)
         check_share("threshold", threshold)
         of_kornia = import_features().XFeat
-        # As many as there are pixels: those of the padding are left out before the strongest are taken.
+        # No limit here: keypoints in the padding are removed before the strongest are chosen.
         self.network = of_kornia(top_k=2**31, detection_threshold=threshold)
         self.use(
             self.network.net,
             "xfeat",
             weights,
             lambda: of_kornia.from_pretrained().net.state_dict(),
-            # It refines matches, of which there are none yet.
+            # Refines matches, which we do not use.
             not_needed=("fine_matcher.",),
         )
 

@@ -1,7 +1,4 @@
-"""What detectors that are networks have in common: where their weights come from, and images of any size.
-
-Trained matchers take their weights in the same way.
-"""
+"""Base class of detectors that are networks, and the weights of detectors and matchers."""
 
 from __future__ import annotations
 
@@ -29,21 +26,21 @@ from ananet.io.files import is_file
 
 logger = logging.getLogger(__name__)
 
-# A folder with weights of detectors and matchers, for machines that cannot download them.
+# Environment variable: a folder with weights, for machines that cannot download them.
 WEIGHTS_VARIABLE = "ANANET_WEIGHTS"
 SUFFIXES = (".safetensors", ".pth", ".pt")
-# The coarsest map of any of these networks has a cell for so many pixels: images are padded to whole cells.
+# Images are padded to multiples of this, the coarsest stride of these networks.
 CELL = 32
 
 
 class LearnedDetector(ImageDetector):
-    """A network that finds and describes keypoints. They have neither size nor angle.
+    """A network that finds keypoints without size and angle.
 
     A subclass makes its network with `use` and implements `find`.
     """
 
     licence: ClassVar[str]
-    """Of the published weights, in a few words."""
+    """Licence of the published weights."""
     channels: ClassVar[int] = 3
     """3 for RGB, 1 for grey."""
 
@@ -61,13 +58,14 @@ class LearnedDetector(ImageDetector):
         not_needed: tuple[str, ...] = (),
         channels_last: bool = True,
     ) -> nn.Module:
-        """The network, ready to run, with the weights that were given, or that are found by their name.
+        """Return the network with weights, ready to run.
 
         Args:
-            weights_name: of their file, without a suffix.
-            download: the published weights.
-            not_needed: beginnings of the names of those that may be missing.
-            channels_last: how its weights lie in memory, which decides about its speed on a CPU.
+            weights_name: of the file, without suffix.
+            given: a file of weights; None to look for them by name, or download them.
+            download: returns the published weights.
+            not_needed: prefixes of weights that may be missing.
+            channels_last: memory layout of the weights, which matters for the speed on a CPU.
         """
         weights, source = take_weights(weights_name, given, download, "--detector-weights")
         fill(network, weights, weights_name, source, not_needed)
@@ -76,11 +74,11 @@ class LearnedDetector(ImageDetector):
 
     @abstractmethod
     def find(self, image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Keypoints of one image: points [N x 2], descriptors [N x D] of unit length, scores [N], in any order.
+        """Return points [N x 2], descriptors [N x D] of unit length and scores [N] of one image, in any order.
 
         Args:
             image: [1 x channels x H x W] from 0 to 1; H and W are multiples of `CELL`.
-            size: (width, height) of what is the photo; the rest is padding, where no keypoints belong.
+            size: (width, height) of the photo; the rest is padding, without keypoints.
         """
 
     def extract(self, image: np.ndarray) -> Features:
@@ -98,7 +96,7 @@ class LearnedDetector(ImageDetector):
         else:
             image = cv2.cvtColor(image, cv2.COLOR_GRAY2RGB if image.ndim == 2 else cv2.COLOR_BGR2RGB)
         height, width = image.shape[:2]
-        # Repeated pixels make no edge that a network could take for one of the photo.
+        # Replicated pixels, since other padding would make edges.
         image = cv2.copyMakeBorder(image, 0, -height % CELL, 0, -width % CELL, cv2.BORDER_REPLICATE)
         tensor = torch.from_numpy(image).to(self.device)
         tensor = tensor[None] if self.channels == 1 else tensor.permute(2, 0, 1)
@@ -106,13 +104,13 @@ class LearnedDetector(ImageDetector):
 
 
 def inside(points: Tensor, size: tuple[int, int], border: int) -> Tensor:
-    """[N] bool: points at least so many pixels from the border of a photo."""
+    """[N] bool mask of the points at least so many pixels from the border of a photo."""
     most = points.new_tensor(size) - 1 - border
     return ((points >= border) & (points <= most)).all(dim=1)
 
 
 def find_weights(name: str, given: Path | None = None) -> Path | None:
-    """The file that was given, or the one of this name in the folder that ANANET_WEIGHTS says, if there is one."""
+    """Return the given file, else the file of this name in the folder ANANET_WEIGHTS, else None."""
     if given is not None:
         if not is_file(given):
             raise InputError(f"weights: expected a file, got {given}")
@@ -129,37 +127,37 @@ def find_weights(name: str, given: Path | None = None) -> Path | None:
 def take_weights(
     name: str, given: Path | None, download: Callable[[], dict[str, Any]], option: str
 ) -> tuple[dict[str, Any], str]:
-    """Tensors by name from the file that was given, from the folder of weights or from a download, and from which.
+    """Return weights from the given file, the folder of weights or a download, and where they come from.
 
     Args:
-        name: of the file, without a suffix.
-        download: the published weights.
-        option: of commands, that takes a file.
+        name: of the file, without suffix.
+        download: returns the published weights.
+        option: of commands that takes a file, for the error message.
     """
     path = find_weights(name, given)
     return (_downloaded(name, download, option), name) if path is None else (read_weights(path), str(path))
 
 
 def fill(network: nn.Module, weights: dict[str, Any], name: str, source: str, not_needed: tuple[str, ...] = ()) -> None:
-    """Put weights into a network; an error where they belong to another one.
+    """Load weights into a network; raise if they belong to another one.
 
     Args:
-        name, source: whose weights are expected, and where these come from, for the error.
-        not_needed: beginnings of the names of those that may be missing.
+        name, source: expected weights, and where these come from, for the error message.
+        not_needed: prefixes of weights that may be missing.
     """
     try:
-        answer = network.load_state_dict(weights, strict=False)
+        found = network.load_state_dict(weights, strict=False)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise InputError(f"weights: expected those of {name}, got {source} ({reason})") from None
-    missing = [key for key in answer.missing_keys if not key.startswith(not_needed)]
-    if missing or answer.unexpected_keys:
-        example = f"it lacks {missing[0]}" if missing else f"it has {answer.unexpected_keys[0]}"
+    missing = [key for key in found.missing_keys if not key.startswith(not_needed)]
+    if missing or found.unexpected_keys:
+        example = f"it lacks {missing[0]}" if missing else f"it has {found.unexpected_keys[0]}"
         raise InputError(f"weights: expected those of {name}, got {source}: {example}")
 
 
 def read_weights(path: Path) -> dict[str, Any]:
-    """Tensors by name from .safetensors, or from a .pth or .pt file, of which nothing but tensors is read."""
+    """Read tensors by name from .safetensors, .pth or .pt; nothing else is unpickled."""
     if path.suffix not in SUFFIXES:
         raise InputError(f"weights: expected a file that ends in {', '.join(SUFFIXES)}, got {path}")
     try:
@@ -170,14 +168,14 @@ def read_weights(path: Path) -> dict[str, Any]:
         raise InputError(f"weights: {path} cannot be read ({_first_line(error)})") from None
     if not isinstance(weights, dict):
         raise InputError(f"weights: expected tensors by name in {path}, got {type(weights).__name__}")
-    # DISK's authors keep theirs under this name.
+    # Files of DISK's authors nest them.
     return weights.get("extractor", weights)
 
 
 def _downloaded(name: str, download: Callable[[], dict[str, Any]], option: str) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
-            # kornia tells of every attempt.
+            # kornia warns about every attempt.
             warnings.simplefilter("ignore")
             return download()
     except (OSError, RuntimeError) as error:
@@ -194,6 +192,6 @@ def _first_line(error: Exception) -> str:
 
 @cache
 def tell_once(notice: str) -> None:
-    """Says something on stderr, once, and not in every worker."""
+    """Log a warning once, and not in worker processes."""
     if multiprocessing.parent_process() is None:
         logger.warning(notice)

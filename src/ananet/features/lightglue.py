@@ -1,4 +1,4 @@
-"""LightGlue and LighterGlue, as kornia has them: networks that match keypoints by descriptor and position."""
+"""kornia's LightGlue and LighterGlue: networks that match keypoints by descriptor and position."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class LightGlue(Matcher):
     """LightGlue (Lindenberger et al. 2023): one-to-one matches of ALIKED or DISK keypoints.
 
     Args:
-        threshold: scores, from 0 to 1, that matches exceed.
-        keypoints: their detector, where features come from a file and `detector` does not tell.
+        threshold: lowest score of matches, from 0 to 1.
+        keypoints: name of their detector, if features come from a file.
         weights: a file; see `features.learned`.
-        detector: of the keypoints, by its name.
+        detector: name of the detector.
     """
 
     name = "lightglue"
@@ -60,14 +60,14 @@ class LightGlue(Matcher):
         return found["matches"][0].cpu().numpy(), {"scores": found["scores"][0].float().cpu().numpy()}
 
     def _given(self, features: Features) -> dict[str, Tensor]:
-        """What the network reads of one image, as a batch of one."""
+        """Return the input for one image, as a batch of one."""
         descriptors, width = features.descriptors, self.network.conf.input_dim
         if descriptors.dtype == np.uint8 or descriptors.shape[1] != width:
             got = f"{descriptors.dtype} {descriptors.shape}"
             raise InputError(f"descriptors: matcher {self.name!r} expected real numbers (N, {width}), got {got}")
         size = np.array(features.image_size, np.float32)
         given = {
-            # Undistortion moves keypoints out of the image, where kornia refuses them.
+            # Undistorted keypoints may lie outside the image, which kornia refuses.
             "keypoints": features.points.clip(0, size),
             "descriptors": descriptors.astype(np.float32),
             "image_size": size,
@@ -83,14 +83,13 @@ class LighterGlue(LightGlue):
 
 
 def network_of(weights: dict[str, Tensor], settings: dict[str, Any], name: str, source: str) -> nn.Module:
-    """kornia's LightGlue with these weights, and with as many layers as they are for.
+    """Return kornia's LightGlue with these weights, and with their number of layers.
 
-    Files with the first layers alone may lack what decides early which layers and keypoints to leave out; then all are
-    used.
+    Files with only the first layers may lack the weights for early stopping and point pruning; then both are off.
 
     Args:
         settings: kornia's.
-        name, source: whose weights are expected, and where these come from, for the error.
+        name, source: expected weights, and where these come from, for the error message.
     """
     layers = len({number[1] for key in weights if (number := re.match(r"transformers\.(\d+)\.", key))})
     early = tuple(f"log_assignment.{number}." for number in range(layers - 1))
@@ -100,17 +99,17 @@ def network_of(weights: dict[str, Tensor], settings: dict[str, Any], name: str, 
         not_needed += early
     if settings["depth_confidence"] < 0:
         not_needed += ("token_confidence.",)
-    # At least one layer, so that what is missing in other weights can be named.
+    # At least one layer, so that the error for other weights names what is missing.
     network = import_features().LightGlue(None, **settings | {"weights": None, "n_layers": max(1, layers)})
     fill(network, weights, name, source, not_needed)
     return network
 
 
 def renamed(weights: dict[str, Any]) -> dict[str, Any]:
-    """Weights by the names that kornia has now; files of the authors have older ones."""
+    """Return weights by kornia's current names; files of the authors have older ones."""
     names = {
         key: re.sub(r"^(self|cross)_attn\.(\d+)", r"transformers.\2.\1_attn", key.removeprefix("matcher."))
         for key in weights
     }
-    # Nothing reads `r`, which some files have.
+    # Some files have an unused `r`.
     return {name: weights[key] for key, name in names.items() if not re.fullmatch(r"log_assignment\.\d+\.r", name)}

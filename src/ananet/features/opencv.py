@@ -20,9 +20,9 @@ _large_image = threading.Lock()
 
 
 class OpenCVDetector(ImageDetector):
-    """What OpenCV's detectors share. They are made anew for each image: one of them is not safe in several threads."""
+    """Base class. OpenCV's detector is made for each image, since it is not thread-safe."""
 
-    # OpenCV releases the GIL, and leaves a second core idle for a part of the time.
+    # OpenCV releases the GIL, and uses a second core only part of the time.
     threads = 2
 
     @abstractmethod
@@ -41,7 +41,7 @@ class OpenCVDetector(ImageDetector):
             none = np.zeros(0, np.float32)
             no_descriptors = np.zeros((0, extractor.descriptorSize()), kind)
             return Features(np.zeros((0, 2), np.float32), no_descriptors, size, none, none, none)
-        # OpenCV may return more than it was asked for: a keypoint with two orientations counts once there.
+        # OpenCV may return more, since it counts a keypoint with two orientations once.
         response = np.array([keypoint.response for keypoint in keypoints], np.float32)
         strongest = np.argsort(-response, kind="stable")[: self.max_keypoints]
         descriptors = descriptors[strongest]
@@ -86,7 +86,7 @@ class ORB(OpenCVDetector):
 
     Args:
         max_keypoints: number of keypoints to keep, the strongest ones.
-        fast_threshold: of the corner detector; 0 takes every corner there is.
+        fast_threshold: of the corner detector; 0 for all corners.
         longest_side: larger images are scaled down to this first, which saves time and memory; None for never.
     """
 

@@ -40,10 +40,10 @@ MATCHERS: Registry[Matcher] = Registry(
 
 
 def load_detector(detector: str = DETECTOR, *, device: str | torch.device = "auto", **options: Any) -> Detector:
-    """A detector, ready to be called.
+    """Load a detector.
 
     Args:
-        detector: a name; options may come with it, each after an "@": "sift@contrast_threshold=0.01".
+        detector: a name, with options if needed: "sift@contrast_threshold=0.01".
         device: "auto" (a GPU if there is one), "cpu", "cuda", ... OpenCV's detectors ignore it.
         options: settings of the detector, such as `max_keypoints`.
 
@@ -61,13 +61,13 @@ def load_matcher(
     neighbours: int = 1,
     **options: Any,
 ) -> Matcher:
-    """A matcher, ready to be called with the features of two images.
+    """Load a matcher of the features of two images.
 
     Args:
-        matcher: a name; options may come with it, each after an "@": "lightglue@threshold=0.2".
-        detector: whose keypoints are matched, by its name; a trained matcher knows those of few detectors.
+        matcher: a name, with options if needed: "lightglue@threshold=0.2".
+        detector: name of the detector of the keypoints; trained matchers support few.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ... Nearest neighbours ignore it.
-        neighbours: how many nearest neighbours of a keypoint are its matches; trained matchers propose one at most.
+        neighbours: nearest neighbours per keypoint; trained matchers propose one match at most.
         options: settings of the matcher.
 
     >>> load_matcher("nearest", neighbours=2)

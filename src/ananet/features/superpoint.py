@@ -1,4 +1,4 @@
-"""SuperPoint (DeTone, Malisiewicz and Rabinovich 2018), which kornia does not have."""
+"""SuperPoint (DeTone, Malisiewicz and Rabinovich 2018)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ananet.features.learned import LearnedDetector, inside, tell_once
 
 URL = "https://github.com/magicleap/SuperPointPretrainedNetwork/raw/master/superpoint_v1.pth"
 NOTICE = "SuperPoint: the weights of its authors are for non-commercial research only (Magic Leap's licence)"
-# A side of the cells that the network divides an image into, in pixels.
+# Side of the network's cells, in pixels.
 CELL = 8
-# Keypoints nearer than this to the border of the image are left out, as their authors do.
+# Keypoints nearer than this to the border are left out, as by the authors.
 BORDER = 4
 
 
@@ -46,7 +46,7 @@ class SuperPointNetwork(nn.Module):
             x = x if number == 1 else F.max_pool2d(x, 2)
             for letter in "ab":
                 x = F.relu(getattr(self, f"conv{number}{letter}")(x))
-        # The last channel says that a cell has no keypoint.
+        # The last channel is for cells without keypoint.
         in_cells = self.convPb(F.relu(self.convPa(x))).softmax(dim=1)[:, :-1]
         descriptors = self.convDb(F.relu(self.convDa(x)))
         return F.pixel_shuffle(in_cells, CELL)[:, 0], F.normalize(descriptors, dim=1)
@@ -57,8 +57,8 @@ class SuperPoint(LearnedDetector):
 
     Args:
         max_keypoints: number of keypoints to keep, the strongest ones.
-        threshold: probabilities that keypoints exceed.
-        radius: pixels around a keypoint where there is no weaker one.
+        threshold: lowest probability of keypoints.
+        radius: of non-maximum suppression, in pixels.
         weights: a file; see `features.learned`.
         longest_side: larger photos are scaled down to it; none leaves all as they are.
     """
@@ -93,26 +93,26 @@ class SuperPoint(LearnedDetector):
 
 
 def strongest_around(values: Tensor, radius: int) -> Tensor:
-    """[B x H x W]: values that are the largest within a radius, 0 elsewhere.
+    """[B x H x W] values that are the largest within a radius, 0 elsewhere.
 
-    What a larger value outdoes is taken out before the next round, so that a ridge keeps more than its peak.
+    Suppressed values are removed before the next round, so that a ridge keeps more than its peak.
     """
 
     def largest(image: Tensor) -> Tensor:
         return F.max_pool2d(image, 2 * radius + 1, stride=1, padding=radius)
 
-    kept = torch.zeros_like(values, dtype=torch.bool)
+    peaks = torch.zeros_like(values, dtype=torch.bool)
     for _ in range(3):
-        open_ = values.masked_fill(largest(kept.float()) > 0, 0)
-        kept |= (open_ == largest(open_)) & (open_ > 0)
-    return values.masked_fill(~kept, 0)
+        open_ = values.masked_fill(largest(peaks.float()) > 0, 0)
+        peaks |= (open_ == largest(open_)) & (open_ > 0)
+    return values.masked_fill(~peaks, 0)
 
 
 def sample(descriptors: Tensor, points: Tensor) -> Tensor:
     """[N x D] of unit length: descriptors of cells, [1 x D x h x w], interpolated at pixels, [N x 2]."""
     height, width = descriptors.shape[-2:]
-    # The centre of the first cell is at 3.5 pixels. The last one is 8 (width - 1) further, but published code has
-    # always divided by this, and matchers were trained with what it gives.
+    # The centre of the first cell is at 3.5 pixels, that of the last 8 (width - 1) further. Published code divides by
+    # this instead, and matchers were trained with it.
     extent = CELL * points.new_tensor([width, height]) - CELL / 2 - 0.5
     grid = (points - (CELL / 2 - 0.5)) / extent * 2 - 1
     sampled = F.grid_sample(descriptors, grid[None, None], align_corners=True)[0, :, 0].T

@@ -75,7 +75,8 @@ def read_case(folder: str | Path) -> LabelledPair:
     largest = np.array([len(keypoints0), len(keypoints1)]) - 1
     if (index < 0).any() or (index > largest).any() or (index % 1 != 0).any():
         raise InputError(
-            f"{folder / 'match_idx.txt'}: expected whole numbers from 0 to {largest.tolist()}, got up to {index.max():g}"
+            f"{folder / 'match_idx.txt'}: expected whole numbers from 0 to {largest.tolist()}, got {index.min()} "
+            f"to {index.max()}"
         )
     index = index.astype(np.int64)
 

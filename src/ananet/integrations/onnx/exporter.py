@@ -1,6 +1,6 @@
-"""Trained networks as ONNX files, for programs without PyTorch: matches in, logits, scores and the decision out.
+"""Export of trained networks to ONNX, for programs without PyTorch.
 
-The file does all that a learned pruner does after normalisation, which its metadata describe.
+The file does all steps of a learned pruner but normalisation, which its metadata describe.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ananet.networks.input import MAX_COORDINATE, MAX_MARGIN, SIDE_INPUT, side_i
 from ananet.pruners.base import MAX_LOGIT, Pruner
 from ananet.pruners.learned import LearnedPruner
 
-# The lowest that has all operators: ScatterElements with a minimum.
+# The lowest with all operators (ScatterElements with a minimum).
 OPSET = 18
 # Raw numbers that each kind of side input is made of.
 SIDE_NUMBERS = {
@@ -51,9 +51,9 @@ def export(pruner: Pruner, path: str | Path) -> dict[str, str]:
     Returns:
         The metadata of the file.
 
-    Input `matches` [B x N x 4]: normalised x0 y0 x1 y1; matches out of view, and NaN as padding, take no part.
-    Input `side` [B x N x numbers], only where the network has side input: see the metadata; NaN is not known.
-    Output `logits`, `scores` (float32) and `mask` (bool), [B x N] each: what the pruner answers.
+    Input `matches` [B x N x 4]: normalised x0 y0 x1 y1; matches out of view, and NaN as padding, are ignored.
+    Input `side` [B x N x numbers], only for networks with side input: see the metadata; NaN if unknown.
+    Output `logits`, `scores` (float32) and `mask` (bool), [B x N] each: the pruner's result.
     """
     if not isinstance(pruner, LearnedPruner):
         given = getattr(pruner, "name", type(pruner).__name__)
@@ -71,7 +71,7 @@ def export(pruner: Pruner, path: str | Path) -> dict[str, str]:
 
 
 def describe(pruner: LearnedPruner) -> dict[str, str]:
-    """The metadata that a program needs to prepare the input. Values are text, as ONNX requires."""
+    """Return the metadata that a program needs to prepare the input, as text."""
     side = pruner.network.settings.side
     return {
         "ananet_version": version("ananet"),
@@ -92,7 +92,7 @@ def describe(pruner: LearnedPruner) -> dict[str, str]:
 
 
 class PrunerGraph(nn.Module):
-    """All that a learned pruner does with normalised matches, in operators that ONNX has."""
+    """All steps of a learned pruner on normalised matches, in operators that ONNX has."""
 
     def __init__(self, pruner: LearnedPruner) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class PrunerGraph(nn.Module):
         self.decision, self.odds = pruner.decision, pruner.conflict_odds
 
     def forward(self, matches: Tensor, side: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        # One row of padding, since operators fail on nothing at all.
+        # One row of padding, since operators fail on empty input.
         matches = pad(matches)
         # NaN compares as False.
         seen = (matches.abs() <= MAX_COORDINATE).all(-1)
@@ -120,10 +120,10 @@ def pad(numbers: Tensor) -> Tensor:
 
 
 def side_channels(side: tuple[str, ...], numbers: Tensor) -> Tensor:
-    """[B x N x channels] side input from raw numbers [B x N x numbers]; 0 where one of a kind is NaN."""
+    """[B x N x channels] side input from raw numbers [B x N x numbers]; 0 if a number is NaN."""
     lengths = [len(SIDE_NUMBERS[name]) for name in side]
     known = ~numbers.isnan()
-    # Any number will do where it is not known, so that nothing becomes NaN on the way.
+    # Any finite number, since unknown ones are masked below.
     given = dict(zip(side, numbers.where(known, 1.0).split(lengths, -1), strict=True))
     ratio, mutual = (given[name][..., 0] if name in given else None for name in ("ratio", "mutual"))
     channels = side_input(side, numbers[..., 0], ratio, mutual, given.get("size"), given.get("angle"))
@@ -167,7 +167,7 @@ def _numbered(values: Tensor) -> Tensor:
 
 
 def _translated(pruner: LearnedPruner) -> Any:
-    """The pruner as an ONNX program."""
+    """Translate the pruner to an ONNX program."""
     from ananet.integrations.onnx import operators
 
     graph = PrunerGraph(pruner).eval()
@@ -191,20 +191,20 @@ def _translated(pruner: LearnedPruner) -> Any:
     }
     with _quiet(), _named_errors(pruner.network), torch.no_grad():
         if needs_whole_map(pruner.network):
-            # Attention picks its plain form by itself in here.
+            # Attention chooses its eager form when it is exported like this.
             return torch.onnx.export(graph, example, **settings)
         traced = torch.export.export(graph, example, dynamic_shapes=shapes)
         return torch.onnx.export(traced, **settings)
 
 
 def needs_whole_map(network: Network) -> bool:
-    """Whether its context needs more than column sums of the attention map: the cubic form alone."""
+    """Return whether the network needs the whole attention map, as only the cubic form does."""
     return isinstance(network, ANANet) and network.settings.second_order and network.settings.form == "cubic"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of its own insides and of packages that nothing here needs."""
+    """Hide the exporter's warnings about its internals and about packages that are not needed."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -218,7 +218,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _named_errors(network: Network) -> Iterator[None]:
-    """Some networks have steps that ONNX has no operators for."""
+    """Name the network if ONNX lacks operators for it."""
     try:
         yield
     except (torch.onnx.OnnxExporterError, torch._dynamo.exc.TorchDynamoException) as error:

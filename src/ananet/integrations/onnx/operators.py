@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # onnxscript compiles the scripts below from their source text; their types are ONNX's, not Python's.
-"""PyTorch operators as ONNX graphs, where the exporter knows none or a worse one."""
+"""ONNX graphs for PyTorch operators that the exporter lacks or translates badly."""
 
 import math
 
@@ -12,7 +12,7 @@ from onnxscript import opset18 as op
 # Numbers of the attention map in memory at once: 8 MB, as on the CPU without ONNX.
 BLOCK_NUMBERS = 2**21
 MIN_ROWS = 16
-# Added to the score of padding: far below any score, and finite, so that no row becomes NaN.
+# Added to the score of padding; finite, so that no row becomes NaN.
 HIDDEN = -1e30
 
 
@@ -61,12 +61,12 @@ def attend_and_sum_squares(
 
 
 def attend_and_sum_columns(query, key, value, mask, moments, backend):
-    """`ananet.attention.custom_op` by a Scan over blocks of rows: no N x N map is ever in memory.
+    """`ananet.attention.custom_op` as a Scan over blocks of rows, without an N x N map in memory.
 
     Args:
         query, key, value: [B x H x N x D]; the key is the value where that is None.
         mask: [B x N] True where a match is real.
-        moments: how many of sum_k a_ki and sum_k a_ki^2 are wanted: 0, 1 or 2.
+        moments: 0, 1 or 2 of sum_k a_ki and sum_k a_ki^2.
     """
     values = key if value is None else value
     heads, width = query.shape[1], query.shape[3]
@@ -85,7 +85,7 @@ def attend_and_sum_columns(query, key, value, mask, moments, backend):
     queries = op.Pad(queries, op.Concat(_numbers(0, 0, 0, 0, 0, 0), more, _numbers(0), axis=0))
     queries = op.Reshape(queries, op.Concat(batch, _numbers(heads), blocks, rows, _numbers(width + 1), axis=0))
     queries = op.Transpose(queries, perm=[2, 0, 1, 3, 4])
-    # Rows of padding do not count in columns.
+    # Rows of padding are left out of column sums.
     weights = op.Pad(real, op.Concat(_numbers(0, 0, 0), more, axis=0))
     weights = op.Reshape(weights, op.Concat(batch, _numbers(1, 1), blocks, rows, axis=0))
     weights = op.Transpose(weights, perm=[3, 0, 1, 2, 4])
@@ -106,7 +106,7 @@ def attend_and_sum_columns(query, key, value, mask, moments, backend):
 
 
 def _blocks(batch, heads, count):
-    """How many blocks there are, and how many rows each has: about equal ones, as few as memory allows."""
+    """Return number and rows of blocks: about equal ones, as few as memory allows."""
     one = _numbers(1)
     length = op.Max(count, one)
     of_a_row = op.Mul(op.Mul(op.Max(batch, one), length), _numbers(heads))
@@ -120,11 +120,11 @@ def _numbers(*values):
 
 
 def stable_sort(x, stable=True, dim=-1, descending=False):
-    """ONNX's TopK puts the earlier of equal numbers first."""
+    """Sort by TopK, which is stable."""
     length = op.Slice(op.Shape(x), [dim], [dim + 1])
     return op.TopK(x, length, axis=dim, largest=int(descending))
 
 
 def scalar(value, dtype=onnx_ir.DataType.FLOAT, **_):
-    """The exporter's own rounds to single precision first, which makes a double's smallest number 0."""
+    """Make a constant without the exporter's rounding to single precision, which flushes small doubles to 0."""
     return op.Constant(value=onnx_ir.tensor(np.array(value, onnx_ir.DataType(dtype).numpy())))
