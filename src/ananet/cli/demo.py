@@ -79,9 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"pruner": found.pruner, "before": before, "after": after, "picture": str(arguments.output)})
         return 0
     print(f"Middlebury motorcycle, right camera turned by {TURN[0]:g}, {TURN[1]:g}, {TURN[2]:g} degrees; SIFT matches.")
-    print(
-        f"A match is right within {CORRECT_WITHIN:g} px of its ground truth; 'measured' counts those that have one.\n"
-    )
+    print(f"A match is right within {CORRECT_WITHIN:g} px of its ground truth; 'measured' counts those that have one.")
     counts = {name: name for name in ("matches", "measured", "precision", "recall", "f1")}
     errors = {
         f"{name} {kind}": f"{prefix}{kind}_error"
