@@ -51,7 +51,7 @@ def test_links_are_followed_and_special_files_left_alone(tmp_path):
     assert (tmp_path / "link.txt").is_symlink()
     assert (tmp_path / "real.txt").read_text() == "new"
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="expected a file"), atomic_path(tmp_path / "pipe"):
+    with pytest.raises(InputError, match="expected a regular file"), atomic_path(tmp_path / "pipe"):
         pass
 
 

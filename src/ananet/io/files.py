@@ -1,4 +1,4 @@
-"""Reading and writing files so that a failed run never leaves half of one, nor destroys the one that was there."""
+"""Atomic writing, locks and small readers of files."""
 
 import glob
 import hashlib
@@ -14,15 +14,14 @@ from typing import IO, Any
 
 from ananet.errors import InputError
 
-# Seconds after which a temporary file is a killed run's, not one that is being written.
+# Temporary files older than this many seconds were left by a killed run.
 STALE_AFTER = 3600.0
 
 
 def check_output(path: str | Path, *inputs: Path, suffix: str = "") -> Path:
-    """Where an output will really go, links followed; an error if that cannot or should not be written.
+    """Return the path of an output with links resolved; raise if it cannot or should not be written.
 
-    Commands call it before the work starts; `inputs` are files that must not be overwritten. A `suffix` guards files of
-    other kinds: a slip of the hand should not replace a database or a photo.
+    Commands call it before the work starts. `inputs` must not be overwritten; a `suffix` protects files of other kinds.
     """
     if "\0" in str(path):
         raise InputError(f"output: expected a file name, got {str(path)!r}")
@@ -32,7 +31,7 @@ def check_output(path: str | Path, *inputs: Path, suffix: str = "") -> Path:
     if target.is_dir():
         raise InputError(f"output: expected a file name, got the directory {path}")
     if target.exists() and not target.is_file():
-        raise InputError(f"output: expected a file, {path} is none")
+        raise InputError(f"output: expected a regular file, got {path}")
     if not target.parent.is_dir():
         raise InputError(f"output: the folder {Path(path).parent} does not exist")
     if not os.access(target.parent, os.W_OK):
@@ -47,13 +46,13 @@ def check_output(path: str | Path, *inputs: Path, suffix: str = "") -> Path:
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it to `path` when the block ends without an error.
 
-    The temporary name keeps the suffix, since writers such as OpenCV choose the format by it. What is renamed is on the
-    disk already: a machine that goes down leaves the old file or the new one.
+    The temporary name keeps the suffix, since writers such as OpenCV choose the format by it. The file is synced before
+    it is renamed, so that a crash leaves the old file or the new one.
     """
     path = check_output(path)
     _remove_stale(path)
     temporary = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
-    # Made here, so that it has the permissions any other new file would get; some writers put a private one in place.
+    # Created here for the default permissions, which some writers would restrict.
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     permissions = temporary.stat().st_mode
     try:
@@ -67,7 +66,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Temporary files of the same output that a killed run left behind."""
+    """Remove temporary files of the same output that a killed run left."""
     pattern = f".{glob.escape(path.stem)}-" + "[0-9a-f]" * 8 + glob.escape(path.suffix)
     for left in path.parent.glob(pattern):
         with suppress(OSError):
@@ -76,14 +75,14 @@ def _remove_stale(path: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """What killed runs left behind, however new: for a folder that no other process writes to."""
+    """Remove all temporary files of a folder that no other process writes to."""
     for left in folder.glob(".*-" + "[0-9a-f]" * 8 + ".*"):
         left.unlink(missing_ok=True)
 
 
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
-    """Makes sure that no other process is in such a block for the same folder; the system ends it with the process."""
+    """Hold a lock on a folder; the system releases it when the process ends."""
     path = folder / ".lock"
     with _locked(path) as file:
         if file is None:
@@ -91,24 +90,24 @@ def only_process(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # While it is locked: a moment later it may be the next process's.
+            # Before unlocking: afterwards it may belong to the next process.
             with suppress(PermissionError):
                 path.unlink(missing_ok=True)
     if os.name == "nt":
-        # Windows removes no open file; one that the next process has opened stays.
+        # Windows cannot remove open files.
         with suppress(PermissionError):
             path.unlink(missing_ok=True)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[IO[str] | None]:
-    """The file at a path, locked; None where another process holds it."""
+    """Yield the locked file at a path; None if another process holds the lock."""
     while True:
         with path.open("a+") as file:
             if not _lock(file):
                 yield None
                 return
-            # The one who held it before may have removed it: then the lock is on a file that nobody else will find.
+            # The previous holder may have removed the file, and the lock on it is worthless.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     yield file
@@ -131,10 +130,10 @@ def _lock(file: IO[str]) -> bool:
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, Any], compressed: bool = True) -> None:
-    """Write an .npz file, or none at all."""
+    """Write an .npz file atomically."""
     import numpy as np
 
-    # By way of memory: before numpy 2.2, an archive that a full disk cuts short is closed late, with a traceback.
+    # Through memory: before numpy 2.2, a full disk leads to a traceback when the archive is closed.
     content = io.BytesIO()
     (np.savez_compressed if compressed else np.savez)(content, **arrays)
     with atomic_path(path) as temporary:
@@ -142,7 +141,7 @@ def save_arrays(path: str | Path, arrays: Mapping[str, Any], compressed: bool = 
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Any], metadata: dict[str, str]) -> None:
-    """Write a safetensors file, or none at all."""
+    """Write a safetensors file atomically."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -150,12 +149,12 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Any], metadata: dict[st
         try:
             save_file(dict(tensors), temporary, metadata)
         except SafetensorError as error:
-            # A full disk comes as this, and not as the OSError that it is.
+            # A full disk raises this, not OSError.
             raise OSError(f"could not write {path}: {error}") from None
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; also for what can be no file's name, as from a damaged list."""
+    """Return whether a file exists; False for invalid names, as from a damaged list."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -163,7 +162,7 @@ def is_file(path: Path) -> bool:
 
 
 def check_file(path: Path) -> None:
-    """Raises unless there is such a file."""
+    """Raise unless the file exists."""
     if not is_file(path):
         raise InputError(f"{path}: expected a file, got a folder" if os.path.isdir(path) else f"{path}: no such file")
 
@@ -192,7 +191,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[str, str]]:
 
 
 def read_json(path: str | Path) -> Any:
-    """What a JSON file holds."""
+    """Read a JSON file."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -200,7 +199,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_json(path: str | Path, value: Any, indent: int | None = None) -> None:
-    """Write strict JSON: other languages know neither NaN nor Infinity."""
+    """Write strict JSON, without NaN and Infinity."""
     text = json.dumps(value, indent=indent, allow_nan=False)
     with atomic_path(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
