@@ -25,7 +25,7 @@ from ananet.errors import InputError
 from ananet.features import DETECTORS, Detector, load_detector
 from ananet.pruners import list_pruners, load
 from ananet.twoview import PhotoMatcher
-from ananet.web import answers, uploads
+from ananet.web import results, uploads
 from ananet.web.batching import MAX_PAIRS, MAX_WAIT, Batcher, SharedPruner
 from ananet.web.counters import Counters
 from ananet.web.limits import Guard, Limits, RefusedError, unless_gone
@@ -104,7 +104,7 @@ class Service:
         )
         names = [uploads.check_photo(name, data, self.limits) for name, data in photos]
         cameras = uploads.read_cameras(fields)
-        return answers.matched_answer(matcher(photos[0][1], photos[1][1], names=names, **cameras))
+        return results.match_result(matcher(photos[0][1], photos[1][1], names=names, **cameras))
 
 
 def create_app(
@@ -142,7 +142,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        # All requests are answered by now.
+        # All requests are finished by now.
         service.readers.shutdown()
         service.photo_thread.shutdown()
         batcher.close()
@@ -185,13 +185,13 @@ def create_app(
         pair, name = await unless_gone(request, service.readers.submit(read, data, limits))
         shared = await run_in_threadpool(service.pruner, name or request.query_params.get("pruner"))
         kept = await unless_gone(request, batcher.submit(shared.pruner, pair))
-        answer = answers.pruned_answer(kept, shared.decision)
+        result = results.prune_result(kept, shared.decision)
         accepted = request.headers.get("accept", "*/*")
         if NPZ in accepted or (kind != JSON and JSON not in accepted):
             file = io.BytesIO()
-            np.savez(file, **answer | {"mask": kept.mask, "scores": kept.scores})
+            np.savez(file, **result | {"mask": kept.mask, "scores": kept.scores})
             return Response(file.getvalue(), media_type=NPZ)
-        return Response(json.dumps(answer, allow_nan=False), media_type=JSON)
+        return Response(json.dumps(result, allow_nan=False), media_type=JSON)
 
     @app.post("/v1/match", summary="Match two photos", openapi_extra=MATCH, responses=MATCHED)
     async def match(request: Request) -> Response:
@@ -215,8 +215,8 @@ def create_app(
                 if not isinstance(photo, UploadFile):
                     raise InputError(f"{name}: expected a photo, got {'nothing' if photo is None else 'text'}")
                 photos.append((photo.filename or name, await photo.read()))
-        answer = await unless_gone(request, service.photo_thread.submit(service.match, photos, fields))
-        return Response(await run_in_threadpool(json.dumps, answer, allow_nan=False), media_type=JSON)
+        result = await unless_gone(request, service.photo_thread.submit(service.match, photos, fields))
+        return Response(await run_in_threadpool(json.dumps, result, allow_nan=False), media_type=JSON)
 
     @app.get("/v1/pruners", summary="Pruners, detectors and limits")
     async def pruners() -> dict[str, Any]:

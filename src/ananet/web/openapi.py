@@ -111,9 +111,9 @@ def describe(openapi: dict[str, Any]) -> str:
             parts.append(f"<p>{html.escape(of.get('description', '')).replace('`', '')}</p>")
             for kind, body in of.get("requestBody", {}).get("content", {}).items():
                 parts.append(f"<h3>Body: {html.escape(kind)}</h3>{_fields(body['schema'])}")
-            for status, answer in of["responses"].items():
-                parts.append(f"<h3>{html.escape(status)}: {html.escape(answer['description'])}</h3>")
-                parts += [_fields(body.get("schema", {})) for body in answer.get("content", {}).values()]
+            for status, response in of["responses"].items():
+                parts.append(f"<h3>{html.escape(status)}: {html.escape(response['description'])}</h3>")
+                parts += [_fields(body.get("schema", {})) for body in response.get("content", {}).values()]
     style = '<link rel="stylesheet" href="/style.css"><link rel="icon" href="data:,">'
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>ananet: API</title>{style}'
     return f'<!doctype html><html lang="en"><head>{head}</head><body class="words">{"".join(parts)}</body></html>'

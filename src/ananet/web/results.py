@@ -15,7 +15,7 @@ from ananet.pruners import Pruned
 from ananet.twoview import PhotoMatches
 
 
-def pruned_answer(kept: Pruned, decision: float) -> dict[str, Any]:
+def prune_result(kept: Pruned, decision: float) -> dict[str, Any]:
     return {
         "pruner": kept.pruner,
         "threshold": 1 / (1 + math.exp(-decision)),
@@ -24,7 +24,7 @@ def pruned_answer(kept: Pruned, decision: float) -> dict[str, Any]:
     }
 
 
-def matched_answer(found: PhotoMatches) -> dict[str, Any]:
+def match_result(found: PhotoMatches) -> dict[str, Any]:
     """`PhotoMatches.to_dict` with all matches, and what the page needs to show conflicts and epipolar lines."""
     F = fundamental(found)
     more = {"conflicting": conflicting(found).tolist(), "fundamental": None if F is None else F.tolist()}
