@@ -1,15 +1,21 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Triton kernels before and after the network of a call: raw matches to its input, its logits to verdicts.
 
-`networks.input` and `pruners.base.answer` are the plain references.
+References in plain PyTorch: `networks.input` and `pruners.base.answer`.
 """
 
 import triton
 import triton.language as tl
 
+from ananet.inference import calls
 from ananet.networks.input import MAX_COORDINATE
 
 LIMIT: tl.constexpr = tl.constexpr(MAX_COORDINATE)
+VIEW0: tl.constexpr = tl.constexpr(calls.VIEW0_AT)
+VIEW1: tl.constexpr = tl.constexpr(calls.VIEW1_AT)
+SINGLE_POINTS: tl.constexpr = tl.constexpr(calls.SINGLE_POINTS_AT)
+SINGLE_CAMERAS: tl.constexpr = tl.constexpr(calls.SINGLE_CAMERAS_AT)
+LIMITS: tl.constexpr = tl.constexpr(calls.LIMITS_AT)
 # The largest number below 1, and the largest of all, in single precision.
 BELOW_ONE: tl.constexpr = tl.constexpr(1 - 2.0**-24)
 MAX_FLOAT: tl.constexpr = tl.constexpr(3.4028234663852886e38)
@@ -41,8 +47,8 @@ def gather(
     capacity = tl.num_programs(0).to(tl.int64) * N
     row = CAMERAS + pair * ROW
     some = count > 0  # else the addresses lead nowhere
-    single_points = tl.load(row + 28) != 0
-    single_cameras = tl.load(row + 29) != 0
+    single_points = tl.load(row + SINGLE_POINTS) != 0
+    single_cameras = tl.load(row + SINGLE_CAMERAS) != 0
     addresses = ADDRESSES + pair * ROW
     fx0, skew0, cx0, fy0, cy0, bad0 = _camera(tl.load(addresses), single_cameras, some)
     fx1, skew1, cx1, fy1, cy1, bad1 = _camera(tl.load(addresses + 1), single_cameras, some)
@@ -53,8 +59,8 @@ def gather(
     for first in range(0, count, BLOCK):
         n = first + tl.arange(0, BLOCK)
         inside = n < count
-        x0, y0, seen0, finite0 = _point(points0, single_points, n, inside, fx0, skew0, cx0, fy0, cy0, row + 18)
-        x1, y1, seen1, finite1 = _point(points1, single_points, n, inside, fx1, skew1, cx1, fy1, cy1, row + 21)
+        x0, y0, seen0, finite0 = _point(points0, single_points, n, inside, fx0, skew0, cx0, fy0, cy0, row + VIEW0)
+        x1, y1, seen1, finite1 = _point(points1, single_points, n, inside, fx1, skew1, cx1, fy1, cy1, row + VIEW1)
         seen = inside & seen0 & seen1
         wrong = (~(finite0 & finite1)).to(tl.int32)
         place = placed + tl.cumsum(seen.to(tl.int32), 0) - 1
@@ -65,8 +71,8 @@ def gather(
         tl.store(to + 3, y1, mask=seen)
         for side in tl.static_range(CHANNELS - 4):
             number = tl.load(SIDE_NUMBERS + side * capacity + start + n, mask=inside, other=0.0)
-            least = tl.load(row + 30 + 2 * side)
-            most = tl.load(row + 31 + 2 * side)
+            least = tl.load(row + LIMITS + 2 * side)
+            most = tl.load(row + LIMITS + 2 * side + 1)
             known = tl.where(least == least, 1, 0)
             wrong = wrong | (~((number >= least) & (number <= most))).to(tl.int32) * known
             tl.store(

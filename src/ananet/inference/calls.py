@@ -13,7 +13,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,9 +31,20 @@ MATCHES_AT_ONCE = 65_536
 GROUPS_UNDER_WAY = 8
 # Shapes whose CUDA graph is kept; the least recently used goes first.
 GRAPHS_KEPT = 128
-# Both camera matrices; the view in pixels of either image; addresses of cameras and points; whether points and cameras
-# are in single precision. After that come the limits of every side number.
-CAMERA_NUMBERS, ADDRESSES = 30, slice(24, 28)
+# The row of float64 numbers of a pair, which `call_kernels.gather` reads: where both camera matrices begin, the view in
+# pixels of either image, four addresses (of both cameras and point sets), whether points and cameras are in single
+# precision, and the limits of every side number.
+K0_AT, K1_AT, VIEW0_AT, VIEW1_AT, ADDRESSES_AT, SINGLE_POINTS_AT, SINGLE_CAMERAS_AT, LIMITS_AT = (
+    0,
+    9,
+    18,
+    21,
+    24,
+    28,
+    29,
+    30,
+)
+ADDRESSES = slice(ADDRESSES_AT, ADDRESSES_AT + 4)
 # What values side input has where it is known: finite, and so on.
 _MAX_FLOAT64 = float(np.finfo(np.float64).max)
 SIDE_LIMITS = {
@@ -70,7 +81,7 @@ class Shape(NamedTuple):
 
     @property
     def camera_numbers(self) -> int:
-        return CAMERA_NUMBERS + 2 * (self.channels - 4)
+        return LIMITS_AT + 2 * (self.channels - 4)
 
     @property
     def header(self) -> int:
@@ -188,12 +199,11 @@ class DeviceCalls:
         conflict_odds: see `ananet.core.conflicts`.
     """
 
-    tell: ClassVar[Callable[[str], object] | None] = None
-    """Told what a first call waits for."""
-
     def __init__(self, engine: FusedANANet, decision: float, unseen: float, conflict_odds: float) -> None:
         self.engine, self.device = engine, engine.device
         self.decision, self.unseen, self.conflict_odds = decision, unseen, conflict_odds
+        self.notify: Callable[[str], object] | None = None
+        """Called with what a first call waits for."""
         self.side = engine.settings.side
         self.channels = 4 + side_channels(self.side)
         self.graphs: OrderedDict[Shape, Callable[[], None]] = OrderedDict()
@@ -363,8 +373,8 @@ class DeviceCalls:
             return self._launch(shape, memory)
         replay = self.graphs.pop(shape, None)
         if replay is None:
-            if DeviceCalls.tell is not None and not self.graphs:
-                DeviceCalls.tell("preparing GPU kernels; the first time on a machine they are compiled for a minute")
+            if self.notify is not None and not self.graphs:
+                self.notify("preparing GPU kernels; the first time on a machine they are compiled for a minute")
             replay, _ = record(lambda: self._launch(shape, memory), self.pool)
         self.graphs[shape] = replay
         if len(self.graphs) > GRAPHS_KEPT:
@@ -451,7 +461,7 @@ def _pack(packed: Packed, device: Packed, pairs: Sequence[Correspondences], side
         begins.append(end)
         on_host = _on_host(pair)
         K0 = first_camera + number * row_bytes
-        at = [K0, K0 + 72, first_point + 16 * begin, first_point + 16 * (points.shape[1] + begin)]
+        at = [K0, K0 + 8 * K1_AT, first_point + 16 * begin, first_point + 16 * (points.shape[1] + begin)]
         single_points = single_cameras = False
         if on_host:
             points[0, begin:end] = pair.points0.numpy()
@@ -460,18 +470,18 @@ def _pack(packed: Packed, device: Packed, pairs: Sequence[Correspondences], side
             at[2:] = pair.points0.data_ptr(), pair.points1.data_ptr()
             single_points = pair.points0.dtype == torch.float32
         if pair.K0 is None or pair.K1 is None:
-            row[:18] = _cameras_by_size(pair)
+            row[K0_AT:VIEW0_AT] = _cameras_by_size(pair)
         elif on_host:
-            row[:9] = pair.K0.numpy().ravel()
-            row[9:18] = pair.K1.numpy().ravel()
+            row[K0_AT:K1_AT] = pair.K0.numpy().ravel()
+            row[K1_AT:VIEW0_AT] = pair.K1.numpy().ravel()
         else:
             at[:2] = pair.K0.data_ptr(), pair.K1.data_ptr()
             single_cameras = pair.K0.dtype == torch.float32
         addresses[number] = at
-        row[18:24] = (*_view(pair.image_size0), *_view(pair.image_size1))
-        row[28:30] = single_points, single_cameras
+        row[VIEW0_AT:ADDRESSES_AT] = (*_view(pair.image_size0), *_view(pair.image_size1))
+        row[SINGLE_POINTS_AT], row[SINGLE_CAMERAS_AT] = single_points, single_cameras
         for column, (name, values) in enumerate(_side_numbers(pair, side)):
-            limits = CAMERA_NUMBERS + 2 * column
+            limits = LIMITS_AT + 2 * column
             row[limits : limits + 2] = math.nan if values is None else SIDE_LIMITS[name]
             if on_host:
                 side_numbers[column, begin:end] = math.nan if values is None else values.numpy()

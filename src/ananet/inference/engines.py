@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from ananet.networks import Network
+
+if TYPE_CHECKING:
+    from ananet.inference.calls import DeviceCalls
 
 Progress = Callable[[int, int], object]
 """Called with how many steps are done, and how many there are."""
@@ -22,6 +25,9 @@ class Engine(Protocol):
     """
 
     def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor: ...
+
+    def device_calls(self, decision: float, unseen: float, conflict_odds: float) -> DeviceCalls | None:
+        """Whole calls of a pruner on a GPU, as `DeviceCalls` takes them; None if the engine has no kernels for them."""
 
 
 # By name of the network: "module:function" of (network, device) that gives an engine.
@@ -41,6 +47,9 @@ class PlainEngine:
 
     def __init__(self, network: Network, device: torch.device) -> None:
         self.network = network.eval().to(device)
+
+    def device_calls(self, decision: float, unseen: float, conflict_odds: float) -> None:
+        return None
 
     @torch.inference_mode()
     def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor:

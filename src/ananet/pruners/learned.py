@@ -1,4 +1,4 @@
-"""A trained network behind the same call as every other pruner."""
+"""Trained networks as pruners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from ananet.core.conflicts import penalize_conflicts
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.inference import Progress, engine_for
-from ananet.inference.ananet.fused import FusedANANet
 from ananet.inference.calls import MATCHES_AT_ONCE, DeviceCalls
 from ananet.networks import Network, load_network
 from ananet.networks.input import network_input, within_view
@@ -24,7 +23,7 @@ from ananet.pruners.base import MAX_LOGIT, STREAMED_MATCHES, USUAL_MATCHES, Prun
 
 # The probability above which F1 is highest, and the odds that poses gain by most, both on scenes kept out of training.
 THRESHOLD, CONFLICT_ODDS = 0.4, 30.0
-# On a CPU pairs gain by company only while they are small: masks of padding take twice the time of the network alone.
+# On a CPU, batching helps only small pairs: masks of padding double the time of the network.
 MAX_BATCHED_ON_CPU = 250
 # Matches that `stream` prunes at once on a CPU: few pairs, so that progress bars move.
 STREAMED_ON_CPU = 8192
@@ -72,9 +71,9 @@ class LearnedPruner(Pruner):
     def _prepare(self) -> None:
         self.engine = engine_for(self.network, self.device)
         self.calls: DeviceCalls | None = None
-        """All of a call in one go, where the network has kernels of its own."""
-        if isinstance(self.engine, FusedANANet) and not plain_calls():
-            self.calls = DeviceCalls(self.engine, self.decision, self._wrong, self.conflict_odds)
+        """Whole calls on a GPU, if the network has kernels for them."""
+        if not plain_calls():
+            self.calls = self.engine.device_calls(self.decision, self._wrong, self.conflict_odds)
 
     def __getstate__(self) -> dict[str, Any]:
         # CUDA graphs, locks and page-locked memory stay where they are.
@@ -143,7 +142,7 @@ class LearnedPruner(Pruner):
                 progress(done, len(shapes))
 
     def _batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
-        """The plain road."""
+        """Eager reference path."""
         pairs = check_pairs(pairs)
         # Where there is nothing to score, cameras or sizes may be missing too.
         empty = {number: pair for number, pair in enumerate(pairs) if len(pair) == 0}

@@ -1,4 +1,4 @@
-"""A sign of life from slow pruners."""
+"""Progress of slow pruners."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from ananet.inference.calls import DeviceCalls
+import torch
+
 from ananet.pruners.auto import Auto
 from ananet.pruners.base import Pruner
 from ananet.pruners.chain import Chain
@@ -23,19 +24,13 @@ def progress_bar(pruner: Pruner, count: int) -> Iterator[None]:
 
     On a GPU only a first call takes long, and a line says so.
     """
-    terminal = sys.stderr.isatty()
-    before_line, DeviceCalls.tell = DeviceCalls.tell, partial(print, file=sys.stderr) if terminal else None
-    try:
-        with _bar(pruner, terminal and count > WORTH_A_BAR):
-            yield
-    finally:
-        DeviceCalls.tell = before_line
-
-
-@contextmanager
-def _bar(pruner: Pruner, shown: bool) -> Iterator[None]:
-    # Only then, since a pruner that chooses among networks loads them all to be asked.
-    slow = [network for network in _networks(pruner) if network.device.type == "cpu"] if shown else []
+    # `auto` loads all its networks to be asked, so ask only if there is something to show.
+    shown = sys.stderr.isatty() and (count > WORTH_A_BAR or torch.cuda.is_available())
+    networks = _networks(pruner) if shown else []
+    for network in networks:
+        if network.calls is not None:
+            network.calls.notify = partial(print, file=sys.stderr)
+    slow = [network for network in networks if network.device.type == "cpu" and count > WORTH_A_BAR]
     if not slow:
         yield
         return

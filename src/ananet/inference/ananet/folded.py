@@ -116,6 +116,9 @@ class FoldedANANet:
         self.feedback = None if network.feedback is None else FoldedFeedback(network.feedback)
         self.head = Linear(network.head.weight.detach(), network.head.bias.detach())
 
+    def device_calls(self, decision: float, unseen: float, conflict_odds: float) -> None:
+        return None
+
     @torch.inference_mode()
     def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor:
         """Logits of being an inlier, [B x N]; 0 at padding.

@@ -10,7 +10,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from ananet.attention.second_order import MOMENTS
 from ananet.inference import Progress
 from ananet.inference.ananet.folded import FoldedANANet, FoldedBlock, Linear
 from ananet.networks.ananet import ANANetSettings
+
+if TYPE_CHECKING:
+    from ananet.inference.calls import DeviceCalls
 
 Result = TypeVar("Result")
 # Sizes of batch whose CUDA graph is kept; the least recently used goes first.
@@ -84,6 +87,11 @@ class FusedANANet:
             # Feedback comes between two blocks here.
             and not (settings.feedback and settings.blocks < 2)
         )
+
+    def device_calls(self, decision: float, unseen: float, conflict_odds: float) -> DeviceCalls:
+        from ananet.inference.calls import DeviceCalls
+
+        return DeviceCalls(self, decision, unseen, conflict_odds)
 
     @torch.inference_mode()
     def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor:
