@@ -39,18 +39,29 @@ TESTED_ELSEWHERE = {
 }
 
 
-def listed_api():
+def tool():
     spec = spec_from_file_location("list_public_api", ROOT / "tools" / "list_public_api.py")
     tool = module_from_spec(spec)
     spec.loader.exec_module(tool)
-    return tool.public_api()
+    return tool
 
 
 def test_the_public_api_is_as_listed():
     expected = json.loads((ROOT / "tests" / "public_api.json").read_text(encoding="utf-8"))
-    found = listed_api()
+    found = tool().public_api()
     changed = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     assert not changed, f"{changed}: if that is meant, run python tools/list_public_api.py and say so in CHANGELOG.md"
+
+
+def test_the_list_covers_what_is_documented_and_nothing_private():
+    expected = json.loads((ROOT / "tests" / "public_api.json").read_text(encoding="utf-8"))
+    documented = tool().documented()
+    assert len(documented) > 100
+    missing = [
+        name for name in documented if not any(known == name or known.startswith(f"{name}.") for known in expected)
+    ]
+    assert not missing
+    assert not [name for name in expected if "._" in name]
 
 
 def test_every_public_name_is_where_it_is_said_to_be():
