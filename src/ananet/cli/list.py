@@ -1,4 +1,4 @@
-"""`ananet list`: pruners by name, and their options; detectors, matchers and estimators, and licences of weights."""
+"""`ananet list`: pruners with options, detectors, matchers and estimators, with the licences of weights."""
 
 import argparse
 

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_output(output, arguments.file, suffix=".npz")
     arrays = read_arrays(arguments.file)
 
-    # Torch takes seconds to import, and so comes after what can be wrong without it.
+    # Importing torch takes seconds, so arguments are checked first.
     from ananet.core.correspondences import Correspondences
     from ananet.pruners.progress import progress_bar
     from ananet.twoview.matcher import load_pruner_at
@@ -44,11 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
     pruner = load_pruner_at(arguments.pruner, arguments.threshold, arguments.device)
     with progress_bar(pruner, len(matches)):
         kept = pruner(matches)
-    answer = {"mask": kept.mask, "scores": kept.scores, "logits": kept.logits}
+    result_arrays = {"mask": kept.mask, "scores": kept.scores, "logits": kept.logits}
     motions = group_motions(matches, kept) if arguments.motions else None
     if motions is not None:
-        answer["motions"] = motions.labels
-    save_arrays(output, answer)
+        result_arrays["motions"] = motions.labels
+    save_arrays(output, result_arrays)
     count = int(kept.mask.sum())
     if arguments.json:
         result = {"pruner": kept.pruner, "matches": len(matches), "kept": count, "output": str(output)}

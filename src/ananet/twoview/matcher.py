@@ -303,7 +303,8 @@ def match_photos(
         detector, matcher, pruner, estimator, threshold, longest_side, neighbours, refine, motions, device: as for
             `PhotoMatcher`.
 
-    Results are numpy arrays; if a photo is a tensor, matches and the pruner's result are tensors on its device.
+    Results are numpy arrays. If a photo is a tensor, matches, the pruner's result, pose, refinement and motions are
+    tensors on its device; features and cameras are numpy arrays always.
     """
     loaded = PhotoMatcher(
         detector=detector,

@@ -1,4 +1,4 @@
-"""Do two photos show the same thing at all? A statistical test of the matches between them.
+"""A statistical test whether two photos show the same scene.
 
 A robust estimator always returns something, and among hundreds of wrong matches some agree with any geometry
 by chance. The a-contrario test (Moisan & Stival, IJCV 2004) asks how many: if matches fell at random, how often
@@ -47,14 +47,14 @@ class Overlap:
 
     @property
     def summary(self) -> str:
-        """The verdict and its evidence in one sentence."""
-        agree = f"{self.consistent} of {self.tested} mutual matches agree on a common geometry"
+        """The verdict and its evidence in words."""
+        verdict = "show the same scene" if self.found else "do not seem to show the same scene"
         if math.isinf(self.log10_nfa):
-            return f"The photos do not seem to show the same scene: too few of {self.tested} mutual matches agree."
-        chance = f"{agree}, which unrelated photos are expected to reach {_times(self.log10_nfa)}"
-        if self.found:
-            return f"The photos show the same scene: {chance}."
-        return f"The photos do not seem to show the same scene: {chance} (accepted below {10**MAX_LOG10_NFA:g} times)."
+            return f"The photos {verdict}: too few of {self.tested} mutual matches agree on a common geometry."
+        times = f"{10**self.log10_nfa:.2g}" if abs(self.log10_nfa) < 4 else f"10^{self.log10_nfa:.0f}"
+        needed = "" if self.found else f", and fewer than 10^{MAX_LOG10_NFA:.0f} are needed"
+        agree = f"{self.consistent} of {self.tested} mutual matches agree on a common geometry"
+        return f"The photos {verdict}: {agree}. Chance is expected to do so {times} times{needed}."
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
@@ -65,12 +65,6 @@ class Overlap:
             "log10_false_alarms": self.log10_nfa if math.isfinite(self.log10_nfa) else None,
             "summary": self.summary,
         }
-
-
-def _times(log10_nfa: float) -> str:
-    if log10_nfa > 3:
-        return f"10^{log10_nfa:.0f} times by chance"
-    return f"{10**log10_nfa:.2g} times by chance" if log10_nfa > -4 else f"10^{log10_nfa:.0f} times by chance"
 
 
 def check_overlap(matches: Correspondences, mask: Any, neighbours: Correspondences | None = None) -> Overlap:
