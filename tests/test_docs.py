@@ -138,7 +138,8 @@ def files(tmp_path_factory) -> Path:
     write_features(folder / "features.h5", {"a.jpg": (points0, (width, height)), "b.jpg": (points1, (width, height))})
     write_matches(folder / "matches.h5", {"a.jpg/b.jpg": np.arange(len(points0))})
     database = Writer(folder / "database.db")
-    first, second = database.image(points0), database.image(points1)
+    descriptors = np.random.default_rng(0).integers(0, 256, (len(points0), 128), np.uint8)
+    first, second = (database.image(points, descriptors=descriptors) for points in (points0, points1))
     database.matches(first, second, np.stack([np.arange(len(points0))] * 2, axis=1))
     database.close()
     return folder
