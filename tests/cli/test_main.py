@@ -114,9 +114,6 @@ def test_numbers_beyond_reason_are_wrong_arguments(photos, tmp_path, run):
         (("match", photos / "a.jpg", photos / "b.jpg", "--max-keypoints", large), "max_keypoints: expected"),
         (("train", "-o", tmp_path / "run", "--seed", large), "seed: expected a whole number"),
         (("data", "build", photos, tmp_path / "pairs", "--seed", large), "seed: expected a whole number"),
-        (("benchmark", "--matches", large), "--matches: expected a whole number"),
-        (("benchmark", "--lengths", large), "--lengths: expected a whole number"),
-        (("benchmark", "--threads", large), "--threads: expected at least 1 and at most"),
     ):
         code, _, err = run(*arguments)
         assert code == 2 and message in err, err

@@ -27,7 +27,6 @@ COMMANDS = {
     "web": "start a page in the browser, and an HTTP service",
     "data": "make training pairs from photos",
     "evaluate": "measure pruners on pairs with known truth",
-    "benchmark": "measure how fast pruners and networks are",
     "explain": "show what a trained network sees in two photos",
     "train": "train ANA-Net, or fine-tune it on your own pairs",
 }

@@ -147,7 +147,7 @@ def table_4(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
 
 
 def table_5(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
-    """Forms of second-order attention: AUC of networks that differ in it. Its right half is `ananet benchmark`'s."""
+    """Forms of second-order attention: AUC of networks that differ in it. Its right half is `benchmarks/speed.py`'s."""
     return [
         {
             "Dataset": source,

@@ -2,15 +2,33 @@ import json
 import subprocess
 import sys
 import time
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from ananet.cli.main import main
-from ananet.evaluation import speed
+from ananet import InputError
+from ananet.networks import ANANetSettings, make_network, save_network
 
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "speed.py"
 QUICK = ("--seconds", "0.01", "--lengths", "32,64", "--matches", "64", "--batch", "1,2")
+
+
+def load_script():
+    spec = spec_from_file_location("speed", SCRIPT)
+    module = module_from_spec(spec)
+    sys.modules["speed"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+speed = load_script()
+
+
+def run(*arguments: str) -> None:
+    speed.run(speed.read_arguments(arguments))
 
 
 def test_measure_counts_runs_and_leaves_input_out():
@@ -76,10 +94,10 @@ def test_synthetic_problems_are_others_at_every_call():
 
 def test_networks_need_neither_opencv_nor_matplotlib():
     code = f"""
-import sys
+import runpy, sys
 sys.modules.update(dict.fromkeys(("cv2", "matplotlib", "h5py", "poselib")))
-from ananet.cli.main import main
-sys.exit(main(["benchmark", "--networks-only", "--json", *{QUICK!r}]))
+sys.argv = ["speed.py", "--networks-only", "--json", *{QUICK!r}]
+runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     result = json.loads(done.stdout)
@@ -88,9 +106,10 @@ sys.exit(main(["benchmark", "--networks-only", "--json", *{QUICK!r}]))
     assert [row["batch"] for row in result["throughput"]] == [1, 2]
 
 
-def test_benchmark_prints_the_papers_tables(capsys, world):
-    pruners = f"all,gms,ananet,{world.weights}"
-    assert main(["benchmark", "--pruner", pruners, "--style", "markdown", "--plain", *QUICK]) == 0
+def test_benchmark_prints_the_papers_tables(capsys, tmp_path):
+    weights = tmp_path / "tiny.safetensors"
+    save_network(weights, make_network(ANANetSettings(blocks=1, width=32)))
+    run("--pruner", f"all,gms,ananet,{weights}", "--style", "markdown", "--plain", *QUICK)
     out = capsys.readouterr().out
     assert "| Method " in out and "| tiny " in out and "| Ref. " in out
     assert "| Cub. | +" in out or "| Cub. | -" in out
@@ -107,12 +126,12 @@ def test_benchmark_prints_the_papers_tables(capsys, world):
         (["--dtype", "float16"], "--dtype: expected together with --plain"),
     ],
 )
-def test_wrong_arguments(capsys, arguments, word):
-    assert main(["benchmark", "--networks-only", *arguments]) == 2
-    assert word in capsys.readouterr().err
+def test_wrong_arguments(arguments, word):
+    with pytest.raises(InputError, match=word):
+        run("--networks-only", *arguments)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu(capsys):
-    assert main(["benchmark", "--device", "cuda"]) == 2
-    assert "PyTorch sees no CUDA GPU" in capsys.readouterr().err
+def test_no_gpu():
+    with pytest.raises(InputError, match="PyTorch sees no CUDA GPU"):
+        run("--device", "cuda")

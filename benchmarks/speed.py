@@ -1,15 +1,22 @@
-"""Time and memory of pruners and networks.
+"""Time and memory of pruners and networks: the paper's Table 2, and the right half of its Table 5.
+
+python benchmarks/speed.py
+python benchmarks/speed.py --networks-only --device cuda
 
 Networks need only torch, numpy and safetensors; OpenCV is imported for classical pruners and features.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import platform
+import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet._util.checks import Settings, check_positive
+from ananet._util.checks import Settings, check_positive, check_whole_number
+from ananet._util.devices import choose_device
+from ananet._util.tables import format_table
 from ananet.attention import FORMS, choose_backend
+from ananet.cli.arguments import add_json, numbers, print_json
 from ananet.core.correspondences import Correspondences
 from ananet.datasets.synthetic import SyntheticSettings, synthesize
+from ananet.errors import InputError
 from ananet.features import load_detector, match
 from ananet.inference import engine_for
 from ananet.networks import ANANetSettings, NetworkSettings, make_network
@@ -32,6 +43,9 @@ FORM_NAMES = {"cubic": "Cub.", "quadratic": "Qua.", "linear": "Lin.", FIRST_ORDE
 # Image of synthetic matches and textures.
 WIDTH, HEIGHT, FOCAL = 1024, 768, 800.0
 MEBIBYTE = 2**20
+# torch misreads larger numbers.
+MAX_THREADS = 1024
+MAX_MATCHES = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -284,7 +298,10 @@ class SyntheticProblems:
         points = (problem.matches[0] * FOCAL + torch.tensor([WIDTH / 2, HEIGHT / 2] * 2)).numpy()
         size = (WIDTH, HEIGHT)
         side = {"ratio": problem.ratio[0], "mutual": problem.mutual[0]}
-        return Correspondences(points[:, :2], points[:, 2:], K0=K, K1=K, image_size0=size, image_size1=size, **side)
+        with warnings.catch_warnings():
+            # Synthetic cameras see more than a photo of this size.
+            warnings.simplefilter("ignore", UserWarning)
+            return Correspondences(points[:, :2], points[:, 2:], K0=K, K1=K, image_size0=size, image_size1=size, **side)
 
 
 def measure_reference(photos: Sequence[Path] | None, effort: Effort) -> Timing:
@@ -319,3 +336,88 @@ def table_2(found: dict[str, Timing]) -> list[dict[str, Any]]:
     return [
         {"Method": title, **{name: text(timing) for name, timing in found.items()}} for title, text in texts.items()
     ]
+
+
+def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure how fast pruners and networks are.")
+    add = parser.add_argument
+    pruners = "all,mutual,ratio,gms,lpm,ransac,magsac,ananet"
+    add("--pruner", default=pruners, metavar="A,B,...", help="names and .safetensors files (default: one of each kind)")
+    only = "measure only networks: needs torch, numpy and safetensors only"
+    add("--networks-only", action="store_true", help=only)
+    add("--matches", type=int, default=2048, metavar="N", help="matches per pair (default: 2048)")
+    lengths = "numbers of matches for the table of forms (default: 2048,4096,8192)"
+    add("--lengths", default="2048,4096,8192", metavar="N,...", help=lengths)
+    add("--batch", default="1,8,32", metavar="B,...", help="batch sizes for the throughput (default: 1,8,32)")
+    add("--runs", type=int, default=4000, help="most runs per measurement (default: 4000)")
+    add("--seconds", type=float, default=10.0, help="most seconds per measurement (default: 10)")
+    photos = "two photos for SIFT + NN (default: a synthetic texture)"
+    add("--photos", nargs=2, type=Path, metavar=("A", "B"), help=photos)
+    add("--threads", type=int, help="threads of torch on the CPU (default: one per core)")
+    plain = "measure networks as trained, without the fast path of 'ananet.load'"
+    add("--plain", action="store_true", help=plain)
+    dtypes = ("float32", "float16", "bfloat16")
+    add("--dtype", choices=dtypes, default="float32", help="precision of plain networks (default: float32)")
+    add("--device", default="cpu", help="device of the networks: cpu or cuda (default: cpu)")
+    add("--style", choices=("text", "markdown"), default="text", help="style of tables (default: text)")
+    add_json(parser)
+    return parser.parse_args(argv)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    device = choose_device(arguments.device)
+    if arguments.threads is not None:
+        if not 1 <= arguments.threads <= MAX_THREADS:
+            raise InputError(f"--threads: expected at least 1 and at most {MAX_THREADS}, got {arguments.threads}")
+        torch.set_num_threads(arguments.threads)
+    if arguments.dtype != "float32" and not arguments.plain:
+        raise InputError("--dtype: expected together with --plain; the fast path chooses its own precision")
+    execution = Execution(device, arguments.plain, getattr(torch, arguments.dtype))
+    whole_numbers = partial(numbers, kind=int, expected="whole numbers of at least 1 such as 2048,4096")
+    lengths, batches = whole_numbers("--lengths", arguments.lengths), whole_numbers("--batch", arguments.batch)
+    whole_numbers("--matches", str(arguments.matches))
+    for name, given in (("--matches", [arguments.matches]), ("--lengths", lengths), ("--batch", batches)):
+        check_whole_number(name, max(given), 1, MAX_MATCHES)
+    effort = Effort(arguments.runs, arguments.seconds)
+
+    def log(what: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[Kmeasuring {what}", end="", file=sys.stderr, flush=True)
+        else:
+            print(f"measuring {what}", file=sys.stderr, flush=True)
+
+    machine = execution.describe()
+    result: dict[str, Any] = {"machine": machine, "matches": arguments.matches}
+    parts = [f"{machine}; fresh random input for every run"]
+
+    def add(title: str, rows: list[dict[str, Any]]) -> None:
+        parts.append(f"{title}\n\n{format_table(rows, arguments.style, decimals=2)}")
+
+    if not arguments.networks_only:
+        log("SIFT + NN")
+        reference = measure_reference(arguments.photos, effort)
+        pruners = measure_pruners(arguments.pruner.split(","), arguments.matches, effort, execution, log)
+        pruners["Ref."] = reference
+        result["pruners"] = {name: asdict(timing) for name, timing in pruners.items()}
+        what = "two photos given" if arguments.photos else "texture of 1024 x 768"
+        title = f"Table 2: inference time (ms), N = {arguments.matches}. Ref.: SIFT and NN, 2000 keypoints, {what}, CPU"
+        add(title, table_2(pruners))
+    forms = measure_forms(lengths, effort, execution, log)
+    result["forms"] = timings_as_json(forms)
+    add("Table 5, right: extra time (ms) of each form, beside the network without", forms_table(forms))
+    add("Whole network, batch 1", details_table(forms))
+    log("throughput")
+    result["throughput"] = measure_throughput(batches, arguments.matches, effort, execution)
+    add("Throughput, linear form", result["throughput"])
+    log("done\n")
+    if arguments.json:
+        print_json(result)
+    else:
+        print("\n\n".join(parts))
+
+
+if __name__ == "__main__":
+    try:
+        run(read_arguments(None))
+    except InputError as error:
+        sys.exit(str(error))
