@@ -1,12 +1,12 @@
-"""`ananet colmap` on a large database: how much of its time is reading and writing, and what kills do to it.
+"""`ananet colmap --prune` on a large database: time of reading and writing, memory, and safety against kills.
 
-    python benchmarks/colmap.py                                                   # a small one, and 10 kills: minutes
+    python benchmarks/colmap.py                                                   # small, with 10 kills: minutes
     python benchmarks/colmap.py --photos 200 --pairs 4000 --matches 2000 --kills 100 --json
 
-The database is synthetic: points before cameras in a circle, half of the matches of a pair right, the others at random.
-It is pruned on the CPU, whole and a quarter of it, each in a process of its own: memory should be the same. Kills are
-SIGKILL at random moments from shortly before the transaction to after the end; each time the database must be as it was
-or done, and a second run must end with the same bytes as one that nobody killed.
+The database is synthetic: points seen by cameras in a circle, half of the matches of a pair right, the others random.
+It and a quarter of it are pruned on the CPU in separate processes; both should need the same memory. SIGKILL is sent at
+random times around the transaction. The database must then be unchanged or complete, and a second run must give the
+same bytes as an undisturbed one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ananet.integrations.colmap.library import import_pycolmap
 WIDTH, HEIGHT, FOCAL = 1600, 1200, 1400.0
 # Of the database that is killed: a run takes seconds.
 KILLED = {"photos": 12, "pairs": 60, "matches": 300}
-# What a process of its own does, so that its memory can be told.
+# Run in a separate process to measure its memory.
 MEASURED = """
 import dataclasses, json, resource, sys
 from ananet.integrations.colmap import prune_database

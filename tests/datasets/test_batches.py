@@ -188,7 +188,7 @@ def test_scenes_can_be_left_out(pairs):
     assert (batch.t == torch.eye(3)[1]).all()
     with pytest.raises(InputError, match="without: no scene other, expected some of few, many"):
         PairBatches(pairs, BatchSettings(), without=("other",))
-    with pytest.raises(InputError, match="at least one pair beside those of few, many, which are left out"):
+    with pytest.raises(InputError, match="at least one pair outside of the excluded scenes few, many"):
         PairBatches(pairs, BatchSettings(), without=("few", "many"))
 
 

@@ -160,5 +160,5 @@ def test_stored_features_stand_in_for_a_detector(tmp_path: Path) -> None:
     np.testing.assert_array_equal(photo_features(pair.image0, stored).features.points, found.points)
     small = photo_features(pair.image0, stored, longest_side=160)
     np.testing.assert_allclose(small.rays(), photo_features(pair.image0, stored).rays(), atol=1e-5)
-    with pytest.raises(InputError, match=r"0\.png: stored features are those of the upright photo"):
+    with pytest.raises(InputError, match=r"0\.png: expected an upright photo for stored features"):
         photo_features(pair.image0, stored, turns=1)

@@ -147,7 +147,7 @@ def test_weights_of_another_network_are_told(tmp_path):
     weights = random_network("superpoint").state_dict()
     path = tmp_path / "some.safetensors"
     for change, message in (
-        ({"conv1a.weight": torch.ones(3)}, "expected those of superpoint_v1, got .*some.safetensors .*size mismatch"),
+        ({"conv1a.weight": torch.ones(3)}, "expected weights of superpoint_v1, got .*some.safetensors .*size mismatch"),
         ({"more": torch.ones(3)}, "got .*some.safetensors: it has more"),
         ({"conv1a.weight": None}, "got .*some.safetensors: it lacks conv1a.weight"),
     ):

@@ -80,7 +80,7 @@ def test_older_names_and_shortened_weights(tmp_path):
     assert shortened.network.conf.width_confidence == -1 and shortened.network.conf.n_layers == 3
     whole.network.conf.width_confidence = -1
     np.testing.assert_array_equal(shortened(*features).indices, whole(*features).indices)
-    with pytest.raises(InputError, match=r"expected those of xfeat-lighterglue, got .*: it lacks log_assignment\.2"):
+    with pytest.raises(InputError, match=r"expected weights of xfeat-lighterglue, got .*: it lacks log_assignment\.2"):
         lacking = {name: values for name, values in weights.items() if "log_assignment.2" not in name}
         matcher_of(lacking, tmp_path / "lacking.safetensors", "xfeat")
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_matched(tmp_path, monkeypatch):
         ("lightglue", "stored@path=x", "expected keypoints of aliked or disk, got 'stored'"),
         ("lighterglue", "aliked", "matcher 'lighterglue': expected keypoints of xfeat, got 'aliked'"),
         ("lightglue@threshold=2", "aliked", "threshold: expected a number from 0 to 1"),
-        (f"lighterglue@weights={tmp_path / 'a.safetensors'}", "xfeat", "expected those of xfeat-lighterglue, got"),
+        (f"lighterglue@weights={tmp_path / 'a.safetensors'}", "xfeat", "expected weights of xfeat-lighterglue, got"),
         ("lightglue@neighbours=2", "aliked", "options of the matcher 'lightglue': expected some of threshold"),
         ("superglue", "aliked", "matcher: expected one of nearest, lightglue, lighterglue, got 'superglue'"),
     ):
@@ -124,7 +124,7 @@ def test_what_cannot_be_matched(tmp_path, monkeypatch):
 
     monkeypatch.delenv("ANANET_WEIGHTS", raising=False)
     monkeypatch.setattr("kornia.feature.lightglue.load_state_dict_from_url", no_network)
-    with pytest.raises(InputError, match=r"aliked_lightglue are not here .* --matcher-weights aliked_lightglue.pth"):
+    with pytest.raises(InputError, match=r"aliked_lightglue was not found .* --matcher-weights aliked_lightglue.pth"):
         load_matcher("lightglue", detector="aliked")
     monkeypatch.setitem(__import__("sys").modules, "kornia.feature", None)
     with pytest.raises(MissingExtraError, match="extra 'features'"):

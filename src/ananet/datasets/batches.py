@@ -113,7 +113,7 @@ class PairBatches(Dataset[Batch]):
         lengths = table.pair_start.diff().tolist()
         wanted = [n for n, name in enumerate(names) if name not in without and lengths[n] > 0]
         if not wanted:
-            but = f" beside those of {', '.join(without)}, which are left out" if without else ""
+            but = f" outside of the excluded scenes {', '.join(without)}" if without else ""
             raise InputError(f"pairs: expected at least one pair{but}, got none")
         self.settings, self.seed, self.device, self.stream = settings, seed, torch.device(device), stream
         self.inlier_distance = inlier_distance

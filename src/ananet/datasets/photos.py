@@ -63,7 +63,7 @@ def photo_features(
     if turns and image.distortion is not None:
         raise InputError(f"pair: expected an undistorted photo where it is to be turned, got {image.distortion}")
     if turns and detector.needs_path:
-        raise InputError(f"{image.path}: stored features are those of the upright photo, and the pair wants it turned")
+        raise InputError(f"{image.path}: expected an upright photo for stored features, the pair needs it turned")
     pixels = read_posed_image(image)
     size = (pixels.shape[1], pixels.shape[0])
     K = rotate_camera(image.K, size, turns)

@@ -149,11 +149,11 @@ def fill(network: nn.Module, weights: dict[str, Any], name: str, source: str, no
         found = network.load_state_dict(weights, strict=False)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise InputError(f"weights: expected those of {name}, got {source} ({reason})") from None
+        raise InputError(f"weights: expected weights of {name}, got {source} ({reason})") from None
     missing = [key for key in found.missing_keys if not key.startswith(not_needed)]
     if missing or found.unexpected_keys:
         example = f"it lacks {missing[0]}" if missing else f"it has {found.unexpected_keys[0]}"
-        raise InputError(f"weights: expected those of {name}, got {source}: {example}")
+        raise InputError(f"weights: expected weights of {name}, got {source}: {example}")
 
 
 def read_weights(path: Path) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _downloaded(name: str, download: Callable[[], dict[str, Any]], option: str) 
             return download()
     except (OSError, RuntimeError) as error:
         raise InputError(
-            f"weights: those of {name} are not here and could not be downloaded. Put {name}.safetensors or {name}.pth "
+            f"weights: {name} was not found and could not be downloaded. Put {name}.safetensors or {name}.pth "
             f"into a folder, and its path into the environment variable {WEIGHTS_VARIABLE}; or give the file, as in "
             f"{option} {name}.pth ({_first_line(error)})"
         ) from None

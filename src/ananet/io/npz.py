@@ -68,7 +68,7 @@ def read_arrays(
 
     Args:
         more: other arrays that must be there; with any, unknown arrays are ignored instead of refused.
-        data: content of the file where there is none at `path`, which is then only a name for error messages.
+        data: content of the file, if it is not on disk; `path` is then only a name for error messages.
         max_bytes: refuse files that unpack to more.
     """
     required = (*REQUIRED, *more)

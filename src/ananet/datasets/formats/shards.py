@@ -220,7 +220,7 @@ def read_index(folder: Path) -> dict[str, Any] | None:
     good = isinstance(scenes, list) and isinstance(shards, list) and all(isinstance(name, str) for name in shards)
     good = good and all(map(_describes_scene, scenes or ()))
     if not good:
-        raise InputError(f"{path}: expected scenes with names, images and counts of pairs, got something else")
+        raise InputError(f"{path}: expected scenes with names, images and counts of pairs, got {str(index)[:80]}")
     return index
 
 
