@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test coverage docs lint format clean fuzz kill-test release-check
+.PHONY: demo test docs lint format clean fuzz kill-test release-check
 
 # Bytecode is written for what the demo imports only.
 demo: $(VENV)/.installed
@@ -12,12 +12,9 @@ demo: $(VENV)/.installed
 # One process per core, each with a run of neighbouring tests, which share fixtures.
 PARALLEL := --numprocesses=auto --dist=worksteal
 # For one file, or a debugger: .venv/bin/python -m pytest tests/io
+# PYTEST=--cov also shows how much of the package the tests run, and fails below the floor in pyproject.toml.
 test: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
-
-# The same, and how much of the package the tests run; fails below the floor in pyproject.toml.
-coverage: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest $(PARALLEL) --cov $(PYTEST)
 
 # The site, in site/. A link, an anchor or a name of the reference that leads nowhere fails.
 docs: $(VENV)/.docs-installed
