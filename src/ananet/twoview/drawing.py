@@ -210,7 +210,7 @@ def stack(*pictures: np.ndarray) -> np.ndarray:
 
 
 def grid(pictures: Sequence[np.ndarray], columns: int) -> np.ndarray:
-    """Pictures in rows of so many, with white gaps; each keeps its size, in the top left of its cell."""
+    """Pictures in rows with white gaps; each keeps its size, in the top left of its cell."""
     height = max(picture.shape[0] for picture in pictures)
     width = max(picture.shape[1] for picture in pictures)
     columns = min(columns, len(pictures))

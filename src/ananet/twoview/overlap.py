@@ -1,9 +1,9 @@
 """A statistical test whether two photos show the same scene.
 
-A robust estimator always returns something, and among hundreds of wrong matches some agree with any geometry
-by chance. The a-contrario test (Moisan & Stival, IJCV 2004) asks how many: if matches fell at random, how often
-would a geometry fitted to seven of them be joined by so many others? An expected number of such accidents, the
-number of false alarms (NFA), far below one means that chance is not the explanation.
+A robust estimator always returns something, and among hundreds of wrong matches some agree with any geometry by chance.
+The a-contrario test (Moisan & Stival, IJCV 2004) computes the number of false alarms (NFA): how often a geometry fitted
+to seven of N random matches is expected to agree with at least as many others. If it is far below one, the agreement is
+not chance.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def measure_parallax(matches: Correspondences, R: np.ndarray | Tensor, noise: fl
     """Degrees between the rays of a match once the rotation between the cameras is undone, median over the matches.
 
     Through a long lens, a small turn and a small shift look alike, and a camera that stood still is given some of
-    both. So where the best rotation alone brings the rays within the noise, what it leaves is the answer.
+    both. So where the best rotation alone brings the rays within the noise, the remaining angle is returned.
 
     Args:
         matches: calibrated ones that follow the pose.

@@ -51,7 +51,7 @@ class PhotoMatches:
     overlap: Overlap
     """Whether the photos show the same scene."""
     cameras: Cameras
-    """Camera matrices that were given or that EXIF tells."""
+    """Camera matrices, given or from EXIF."""
     pose: Pose | None
     """Estimated from the kept matches; its `inliers` are among them. None without cameras, or if none was found.
     Do not trust it if `overlap.found` is False."""
