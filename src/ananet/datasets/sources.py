@@ -74,6 +74,39 @@ class StoredPairs(Source):
         return table_of_pairs(self)
 
 
+class PairFolders(StoredPairs):
+    """Pairs with labels and without poses, one per folder."""
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return path.is_dir() and bool(cls.find(path))
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(Path(path))
+        self.folders = self.find(self.path)
+        if not self.folders:
+            raise InputError(f"source: expected {self.recognised_by}, {path} holds none")
+
+    @staticmethod
+    @abstractmethod
+    def find(path: Path) -> list[Path]:
+        """Return the folders of all pairs, at any depth."""
+
+    @abstractmethod
+    def read(self, folder: Path) -> LabelledPair:
+        """Read the pair of a folder."""
+
+    @property
+    def has_poses(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return len(self.folders)
+
+    def __getitem__(self, number: int) -> LabelledPair:
+        return self.read(self.folders[number])
+
+
 class JoinedPairs(StoredPairs):
     """Pairs of several folders, such as several detectors, as one. Scenes of the same name are one scene."""
 

@@ -132,7 +132,7 @@ def evaluate_motions(
             )
             for share, bodies in tqdm(kinds, desc=SYNTHETIC, disable=not progress, leave=False)
         ]
-    folders = LabelledMatches(source).pairs[:limit]
+    folders = LabelledMatches(source).folders[:limit]
     bar = tqdm(folders, desc=Path(source).name, unit="pair", disable=not progress, leave=False)
     return [score_motions(folder.name, [read_labelled(folder)], pruner, repeats) for folder in bar]
 

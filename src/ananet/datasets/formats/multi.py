@@ -15,7 +15,7 @@ import torch
 
 from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair
-from ananet.datasets.sources import StoredPairs
+from ananet.datasets.sources import PairFolders
 from ananet.errors import InputError
 from ananet.io.files import read_lines
 from ananet.io.images import read_image
@@ -24,31 +24,18 @@ from ananet.io.images import read_image
 LABEL_RADIUS = 1.0
 
 
-class MULTICases(StoredPairs):
-    """The cases in a folder, at any depth, in the order of their numbers."""
+class MULTICases(PairFolders):
+    """The cases in a folder, in the order of their numbers."""
 
     name = "MULTI"
     recognised_by = "folders with match_idx.txt and gt_location.txt"
 
-    @classmethod
-    def recognises(cls, path: Path) -> bool:
-        return path.is_dir() and bool(find_cases(path))
+    @staticmethod
+    def find(path: Path) -> list[Path]:
+        return find_cases(path)
 
-    def __init__(self, path: str | Path) -> None:
-        super().__init__(Path(path))
-        self.cases = find_cases(path)
-        if not self.cases:
-            raise InputError(f"source: expected {self.recognised_by}, {path} holds none")
-
-    @property
-    def has_poses(self) -> bool:
-        return False
-
-    def __len__(self) -> int:
-        return len(self.cases)
-
-    def __getitem__(self, number: int) -> LabelledPair:
-        return read_case(self.cases[number])
+    def read(self, folder: Path) -> LabelledPair:
+        return read_case(folder)
 
 
 def find_cases(folder: str | Path) -> list[Path]:
