@@ -20,7 +20,7 @@ INLIER_DISTANCE = 1e-4
 DISTINCTIVE_RATIO = 0.8
 # Inlier threshold of estimators that have no other, in pixels.
 THRESHOLD_PIXELS = 1.0
-# COLMAP takes no pair of photos with fewer matches, unless told otherwise.
+# COLMAP's default for the fewest matches of a pair.
 COLMAP_MIN_MATCHES = 15
 # Of `ananet bulk`.
 PAIRS_PER_PART = 512

@@ -14,7 +14,7 @@ _home_process = os.getpid()
 
 
 def plain_calls() -> bool:
-    """Whether pruners on a GPU are asked to go the plain road around the network."""
+    """Whether the eager reference path is selected for pruners on a GPU."""
     chosen = os.environ.get(CALLS_VARIABLE, "graph")
     if chosen not in ("graph", "plain"):
         raise InputError(f"{CALLS_VARIABLE}: expected 'graph' or 'plain', got {chosen!r}")
@@ -22,7 +22,7 @@ def plain_calls() -> bool:
 
 
 def choose_device(device: str | torch.device) -> torch.device:
-    """The device that is meant, tried out; "auto" is a GPU if there is one."""
+    """The device by name, checked to work; "auto" is a GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -39,7 +39,7 @@ def choose_device(device: str | torch.device) -> torch.device:
 def use_one_thread_after_fork() -> None:
     """Let torch and OpenCV work on one thread in a process that was forked.
 
-    A fork copies the calling thread alone: whoever waits for the other threads of its parent waits forever.
+    A fork copies only the calling thread, so waiting for the parent's other threads would never end.
     """
     global _home_process
     if os.getpid() == _home_process:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 # Bytes of the map in memory at once, for each thread: with a part of the keys and values they stay in the second-level
-# cache of a core, which nobody else's work empties.
+# cache of a core, which other processes do not evict.
 BLOCK_BYTES = 2 * 2**20
 # A block has at least so many rows, or it would not be worth reading all keys for.
 MIN_ROWS = 64

@@ -87,7 +87,7 @@ def cubic_form(columns: Tensor, energy: Tensor) -> Tensor:
 
 def choose_backend(device: torch.device, backend: str | None = None) -> Backend:
     """The backend asked for by argument or environment, else the best one for the device."""
-    # Not imported just to be asked, which takes 25 ms.
+    # Importing Triton takes 25 ms.
     if "torch.onnx" in sys.modules and torch.onnx.is_in_onnx_export():
         return "reference"  # ONNX knows plain operators only
     asked = backend or os.environ.get(VARIABLE) or None

@@ -1,7 +1,7 @@
 """Conflicting matches: they share a point in one image and lie apart in the other, so they cannot all be right.
 
-The labels of two-view training know the epipolar line alone, so a network learns to keep all matches along it that end
-in one point, though at most one of them is right. Estimators then find a pose that suits the many.
+Labels of two-view training only use the distance from the epipolar line, so a network learns to keep all matches along
+it that end in one point, though at most one of them is right. They bias the poses of estimators.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The data type that the whole package passes on: putative correspondences between two images.
 
-It is checked once, here, and it owns normalisation, so that nobody normalises twice.
+Values are checked and normalised here and nowhere else.
 Pixel coordinates follow OpenCV: the centre of the first pixel is (0, 0).
 """
 
@@ -381,7 +381,7 @@ def _tensor(name: str, values: Array, copy: bool = True) -> Tensor:
             raise InputError(f"{name}: expected numbers below 2**63, got {array.max()}")
         common = {"f": np.float64 if array.itemsize > 4 else np.float32, "i": np.int64, "u": np.int64}
         dtype = np.dtype(common.get(array.dtype.kind, array.dtype))
-        # A copy, so that nobody changes what was checked. Torch warns of memory that it may not write to.
+        # A copy, so that checked values cannot change. Torch warns of memory that it may not write to.
         if copy or array.dtype != dtype or not (array.flags.c_contiguous and array.flags.writeable):
             array = np.array(array, dtype, order="C", copy=True)
         return torch.from_numpy(array)
@@ -427,7 +427,7 @@ def _camera(name: str, values: Array, like: Tensor) -> Tensor:
         raise InputError(f"{name}: expected shape (3, 3), got {tuple(K.shape)}")
     if K.dtype == like.dtype and K.device == like.device:
         return K
-    # Without waiting for a GPU to have them: nobody changes the copy that is on its way.
+    # Without waiting for the GPU: the source does not change during the copy.
     return K.to(like.device, like.dtype, non_blocking=K.device.type == "cpu")
 
 

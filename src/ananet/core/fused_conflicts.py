@@ -75,7 +75,7 @@ def _find_best(
     place = (mixed ^ (mixed >> 16)).to(tl.int32, bitcast=True) & (places - 1)
     POINTS += (pair * 2 + end) * places
     BEST += (pair * 2 + end) * places
-    # Nobody writes a 1, so those who are not real find no free place and change nothing.
+    # No program writes a 1, so padding finds no free place and changes nothing.
     free = tl.where(real, 0, 1).to(tl.int64)
     searching = real
     left = tl.sum(searching.to(tl.int32))

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-# Powers of an inverse: eigenvalues a thousandth apart are told from each other.
+# Powers of an inverse: enough to separate eigenvalues that differ by a thousandth.
 SQUARINGS = 14
 # Eigenvalues nearer than this, as a share of their sum, have no slope of their own.
 MIN_GAP = 1e-7

@@ -12,7 +12,7 @@ from ananet.core.cameras import implausible
 
 # Of fewer points, nothing is said.
 MIN_POINTS = 8
-# Points whose coordinates are all smaller than this hardly are pixels of a photo with longer sides than the other.
+# Coordinates all below the first number are hardly pixels of a photo with sides above the second.
 MAX_NORMALIZED, MIN_SIDE = 1.5, 32
 # The share of points outside their image that is no accident.
 MIN_OUTSIDE, MOST_OUTSIDE = 0.05, 0.5

@@ -1,9 +1,9 @@
 """A pruner's whole call on a GPU: one upload of raw matches, one CUDA graph from pixels to verdicts, one download.
 
-Nothing waits for the device until an answer is asked for, so that the next matches are packed while it works. Values
+Nothing waits for the device until a result is needed, so the next matches are packed while it works. Values
 that came on the device are checked there, by the kernel that reads them anyway.
 
-The plain reference is what `LearnedPruner` does on a CPU; `ANANET_CALLS=plain` chooses it on a GPU, too.
+The eager reference path is what `LearnedPruner` does on a CPU; `ANANET_CALLS=plain` selects it on a GPU.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ananet.networks.input import MAX_MARGIN, side_channels, side_input
 
 # Matches of a batch that the network gets at once, padding included: enough to fill a GPU, little enough to fit.
 MATCHES_AT_ONCE = 65_536
-# Groups of one batch that are on their way at once: each has page-locked memory of its own.
+# Groups of one batch in flight at once; each has its own page-locked memory.
 GROUPS_UNDER_WAY = 8
-# Shapes whose CUDA graph is kept; the least recently used goes first.
+# Number of CUDA graphs to keep, one per shape; the least recently used is dropped first.
 GRAPHS_KEPT = 128
 # The row of float64 numbers of a pair, which `call_kernels.gather` reads: where both camera matrices begin, the view in
 # pixels of either image, four addresses (of both cameras and point sets), whether points and cameras are in single
@@ -45,7 +45,7 @@ K0_AT, K1_AT, VIEW0_AT, VIEW1_AT, ADDRESSES_AT, SINGLE_POINTS_AT, SINGLE_CAMERAS
     30,
 )
 ADDRESSES = slice(ADDRESSES_AT, ADDRESSES_AT + 4)
-# What values side input has where it is known: finite, and so on.
+# Limits of known side input.
 _MAX_FLOAT64 = float(np.finfo(np.float64).max)
 SIDE_LIMITS = {
     "ratio": (0.0, 1.0),
@@ -66,7 +66,7 @@ class Answer(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How a graph is cut: so many pairs of so many matches at most, with the network's number of channels."""
+    """Shape of a CUDA graph: number of pairs, matches per pair at most, channels of the network."""
 
     batch: int
     length: int
@@ -94,7 +94,7 @@ class Shape(NamedTuple):
 
     @property
     def flags(self) -> int:
-        """Bytes before those of the answers."""
+        """Bytes before those of the results."""
         return -(-4 * self.batch // 16) * 16
 
     @property
@@ -177,7 +177,7 @@ class Slot:
 
     def __init__(self, size: int, on_gpu: bool) -> None:
         self.sent = torch.empty(size, dtype=torch.float64, pin_memory=on_gpu)
-        # A match has at least four numbers, and 9 bytes of answers.
+        # A match has at least four numbers, and 9 bytes of results.
         self.received = torch.empty(3 * size + 64, dtype=torch.uint8, pin_memory=on_gpu)
         self.done = torch.cuda.Event() if on_gpu else None
         self._cut: dict[Shape, Memory] = {}
@@ -207,7 +207,7 @@ class DeviceCalls:
         self.side = engine.settings.side
         self.channels = 4 + side_channels(self.side)
         self.graphs: OrderedDict[Shape, Callable[[], None]] = OrderedDict()
-        # Not the engine's, whose graphs wait for nobody.
+        # Not the engine's pool, since its graphs do not wait for these.
         self.pool = None if engine.pool is None else torch.cuda.graph_pool_handle()
         self._buffers: tuple[Tensor, Tensor] | None = None
         self._cut: dict[Shape, Memory] = {}
@@ -216,11 +216,11 @@ class DeviceCalls:
         """CUDA event after the last run, which is the only one that may still use the buffers."""
 
     def start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Answer]]:
-        """Send pairs, none of them empty, on their way. What comes back waits for their answers.
+        """Send non-empty pairs to the device; return a function that waits for the results.
 
         Args:
-            alone: whether someone waits for one pair. Its kernels are tiled otherwise than those of a batch, and round
-                otherwise in half precision.
+            alone: optimise for the latency of one pair. Kernels are tiled differently than for a batch, and round
+                differently in half precision.
         """
         pairs = [pair._as_tensors() for pair in pairs]
         for pair in pairs:
@@ -292,7 +292,7 @@ class DeviceCalls:
         return list(dict.fromkeys(found))
 
     def record(self, shape: Shape) -> None:
-        """Compile and record what runs on a shape, before it is asked for."""
+        """Compile and record what runs on a shape, before it is needed."""
         with self._in_turn():
             memory = self._memory(shape)
             memory.header.zero_()  # no pair has any match

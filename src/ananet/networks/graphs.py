@@ -22,7 +22,7 @@ from torch import Tensor
 
 # Degree of the polynomial in each round: so low that smooth functions do not drown the others in single precision.
 DEGREES = (12, 12, 12)
-# More vectors than asked for travel along, since the last of a block settle slowly.
+# Extra vectors, since the last ones of a block converge slowly.
 SURPLUS = 24
 # Where smooth and rough part: in the first round as eigenvalues grow, by this times the share of vectors among matches;
 # afterwards the block itself tells.

@@ -38,8 +38,8 @@ def network_input(matches: Correspondences, side: Sequence[str]) -> Tensor:
 def within_view(matches: Correspondences, points: Tensor) -> Tensor:
     """[N] bool: matches whose points may be seen in their images at all.
 
-    Attention looks at all matches, so one that lies where no training data ever lay spoils the verdict on the others: a
-    sentinel of 65535, a bad keypoint, a corner that a lens model threw far away.
+    Attention looks at all matches, so one far outside the training data spoils the results of the others: a sentinel of
+    65535, a bad keypoint, a corner far off after undistortion.
 
     Args:
         points: [N x 4] normalised.
@@ -69,7 +69,7 @@ def side_input(
     - angle: cosine and sine of the turn from the first keypoint to the second.
 
     Args:
-        like: [... x N], whose shape, type and device the answer takes.
+        like: [... x N] tensor with the shape, type and device of the result.
         ratio, mutual: [... x N].
         sizes, angles: [... x N x 2] of both keypoints; sizes are normalised as coordinates are. NaN is not known.
     """

@@ -22,7 +22,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         return self._masked(x, mask)
 
     def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Sums over real matches by weights of 0 and 1: no gathering, whose size a GPU would have to wait for."""
+        """Sums over real matches by weights of 0 and 1: gathering would make a GPU wait for the size."""
         assert self.running_mean is not None and self.running_var is not None
         assert self.num_batches_tracked is not None and self.momentum is not None
         real = mask[..., None]

@@ -1,4 +1,4 @@
-"""The best network for what is known of the matches, chosen pair by pair."""
+"""The best network for the known input, chosen for each pair."""
 
 from __future__ import annotations
 

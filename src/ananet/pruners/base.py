@@ -1,4 +1,4 @@
-"""What every pruner, learned or classical, has in common: one call and one answer."""
+"""The interface of all pruners, learned and classical, and their result."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ananet.errors import InputError
 
 Item = TypeVar("Item")
 
-# What lies farther from the median than this many pixels is no place of an image.
+# Points farther from the median than this many pixels are outside any image.
 MAX_DISTANCE = 1e6
 # On a GPU `stream` batches pairs up to so many matches or so many pairs.
 STREAMED_MATCHES, STREAMED_PAIRS = 262_144, 1024
-# What `warm_up` prepares for unless told otherwise: the usual number of keypoints.
+# Default of `warm_up`: the usual number of keypoints.
 USUAL_MATCHES = (2048,)
 # Classical pruners express how clearly a match passed or failed as a logit within these limits.
 MAX_LOGIT = 10.0
@@ -95,7 +95,7 @@ class Pruner(ABC):
     def stream(self, pairs: Iterable[Correspondences]) -> Iterator[Pruned]:
         """Prune the pairs of an iterator, in order. Memory does not grow with their number.
 
-        Networks prune several pairs at once, so that some pairs are read before the first answer comes. On a GPU the
+        Networks prune several pairs at once, so some pairs are read before the first result comes. On a GPU the
         next pairs are read while it works.
 
         >>> from ananet import load
@@ -118,10 +118,10 @@ class Pruner(ABC):
         return 1
 
     def _start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Pruned]]:
-        """Begin what `batch` does; what comes back waits for the answers. Without a GPU they are there already.
+        """Start what `batch` does; return a function that waits for the results. On a CPU they are ready at once.
 
         Args:
-            alone: whether someone waits for one pair: then a GPU takes less time for it, and rounds otherwise.
+            alone: optimise for the latency of one pair, which rounds differently on a GPU.
         """
         answers = self.batch(pairs)
         return lambda: answers
@@ -140,7 +140,7 @@ class Pruner(ABC):
 def stream_items(
     pruner: Pruner, items: Iterable[Item], matches_of: Callable[[Item], Correspondences | None]
 ) -> Iterator[tuple[Item, Pruned | None]]:
-    """`Pruner.stream` for items that have matches: every item with its answer, None if it has no matches to prune."""
+    """`Pruner.stream` for items that have matches: every item with its result, None if it has no matches."""
     under_way: deque[tuple[Item, bool]] = deque()
     nothing = Correspondences([], [])
 
@@ -207,9 +207,9 @@ def _together(pairs: Iterable[Correspondences], matches: int) -> Iterator[list[C
 
 
 def answer(pair: Correspondences, logits: Tensor, pruner: Pruner) -> Pruned:
-    """A pruner's logits as its answer, in numpy if the pair came as numpy; what lies above its decision is kept."""
+    """A pruner's result from its logits; matches above its decision are kept."""
     decision = pruner.decision
-    # Coordinates beyond all reason can overflow a network: such a match is undecided, and so not kept.
+    # Huge coordinates can overflow a network: such a match is undecided, and not kept.
     logits = torch.nan_to_num(logits.detach().to(torch.float32), nan=decision)
     # A sigmoid reaches 1 in float32; a probability should not.
     scores = logits.sigmoid().clamp(max=1 - 2.0**-24)
@@ -218,9 +218,9 @@ def answer(pair: Correspondences, logits: Tensor, pruner: Pruner) -> Pruned:
 
 
 def logits_of_possible(matches: Correspondences, logits: Callable[[Correspondences], Tensor]) -> Tensor:
-    """[N] logits of the matches that may lie in an image, which the others have no part in; those are wrong.
+    """[N] logits; matches far outside any image are wrong, and are not shown to the function.
 
-    A match far outside overflows single precision, and with it the verdict on all others.
+    Their coordinates would overflow single precision and spoil the results of all others.
     """
     possible = torch.ones(len(matches), dtype=torch.bool, device=matches.points0.device)
     for points in (matches.points0, matches.points1):

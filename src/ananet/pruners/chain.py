@@ -13,9 +13,9 @@ from ananet.pruners.base import USUAL_MATCHES, Pruned, Pruner, answer, check_pai
 
 
 class Chain(Pruner):
-    """Each pruner sees what the one before it kept.
+    """Each pruner gets the matches that the previous one kept.
 
-    A match that one of them drops keeps that one's logit, moved along so that the last one's decision is below it too.
+    A removed match keeps the logit of the pruner that removed it, shifted to below the last pruner's decision.
     """
 
     def __init__(self, pruners: Sequence[Pruner]) -> None:

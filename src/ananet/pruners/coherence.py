@@ -4,7 +4,7 @@ Right matches gather in the space of position and motion, wrong ones scatter. Tw
 space are fitted by non-linear regression, as sums of Gaussians around a hundred centroids:
 
 - a likelihood: 1 at all seeds, the most distinctive matches, with robust (Huber) costs and a price on its roughness.
-  Where seeds are many it reaches 1; a lonely seed cannot pay for a bump of its own.
+  Where seeds are many it reaches 1; an isolated seed cannot raise it.
 - the motion of likely matches, again with Huber costs. Being a function of position and motion, it may jump where the
   scene does.
 

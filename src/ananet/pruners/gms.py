@@ -1,4 +1,4 @@
-"""Grid-based motion statistics (Bian et al., CVPR 2017): a right match has company moving the same way.
+"""Grid-based motion statistics (Bian et al., CVPR 2017): neighbours of a right match move the same way.
 
 Both images are cut into cells. Each cell of the first image votes for the cell of the second where most of
 its matches go; the vote stands if enough matches of the eight neighbouring cells go along. Neighbours are
@@ -32,7 +32,7 @@ class GMS(Pruner):
 
     Args:
         rotation, scale: whether images may be turned or scaled against each other.
-        threshold: how much company is enough; higher keeps less.
+        threshold: how many neighbours must agree; higher keeps fewer matches.
 
     Without image sizes the extent of the points stands in for them.
     """

@@ -53,7 +53,7 @@ class LPM(Pruner):
         """[N] mean cost, 0 to 1, with neighbours taken among the candidates."""
         size = max(self.neighbours)
         if int(candidates.sum()) <= size:
-            # Too few matches to have a neighbourhood: nothing speaks for any of them.
+            # Too few matches for a neighbourhood: keep none.
             return matches.points0.new_ones(len(matches))
         near0 = nearest_candidates(matches.points0, candidates, size)
         near1 = nearest_candidates(matches.points1, candidates, size)
@@ -83,7 +83,7 @@ def nearest_candidates(points: Tensor, candidates: Tensor, k: int) -> Tensor:
     # Centred, since the tree works in single precision.
     place = (points - points.median(dim=0).values).detach().cpu().numpy().astype(np.float32)
     tree = cv2.flann.Index(place[pool], {"algorithm": EXACT_TREE})
-    # One more than asked for, since a candidate finds itself; whoever does not drops the farthest instead.
+    # One more than k, since a candidate finds itself; if it does not, drop the farthest.
     found, _ = tree.knnSearch(place, k + 1, params={"checks": -1})
     found = pool[found]
     surplus = found == np.arange(len(points))[:, None]

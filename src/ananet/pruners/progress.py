@@ -14,7 +14,7 @@ from ananet.pruners.base import Pruner
 from ananet.pruners.chain import Chain
 from ananet.pruners.learned import LearnedPruner
 
-# Below this many matches a network on a CPU answers within a few seconds.
+# Below this many matches a network on a CPU takes a few seconds at most.
 WORTH_A_BAR = 10_000
 
 
@@ -24,7 +24,7 @@ def progress_bar(pruner: Pruner, count: int) -> Iterator[None]:
 
     On a GPU only a first call takes long, and a line says so.
     """
-    # `auto` loads all its networks to be asked, so ask only if there is something to show.
+    # This loads all networks of `auto`, so only if there is something to show.
     shown = sys.stderr.isatty() and (count > WORTH_A_BAR or torch.cuda.is_available())
     networks = _networks(pruner) if shown else []
     for network in networks:

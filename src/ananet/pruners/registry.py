@@ -101,7 +101,7 @@ class Part(NamedTuple):
     plain: str
     """Its name without options."""
     file: Path | None
-    """Weights of a network that was asked for."""
+    """Weights of a network."""
     options: dict[str, Any]
 
     @property
@@ -116,7 +116,7 @@ class Part(NamedTuple):
 
     @property
     def files(self) -> list[Path]:
-        """Of all weights that may have a part in its answers."""
+        """All weights that the pruner may use."""
         if self.file is not None:
             return [self.file]
         return [bundled_path(name) for name in CHOICES] if self.make is Auto else []

@@ -22,7 +22,7 @@ PAIRS_AT_ONCE = 64
 
 
 def predict(pruner: LearnedPruner, pairs: Iterable[LabelledPair]) -> list[Pruned]:
-    """The answers for all pairs, many at once."""
+    """Results for all pairs, many at once."""
     waiting, answers = iter(pairs), []
     while some := list(islice(waiting, PAIRS_AT_ONCE)):
         answers += pruner.batch([pair.matches for pair in some])

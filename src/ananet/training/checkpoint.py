@@ -46,7 +46,7 @@ def load_checkpoint(
     try:
         for name, value in tensors.items():
             if value.is_complex() or not value.isfinite().all():
-                raise ValueError(f"{name}: expected finite real numbers, got others")
+                raise ValueError(f"{name}: expected finite real numbers, got {value.dtype}, NaN or infinity")
         for prefix, module in (("network", network), ("average", average)):
             found = _under(tensors, prefix)
             for name, own in module.state_dict().items():
@@ -65,7 +65,7 @@ def load_checkpoint(
 
 
 def _check_state(state: dict[int, dict[str, Tensor]], optimizer: torch.optim.Optimizer) -> None:
-    """The optimiser takes any state and fails in its next step."""
+    """Raise for a state that would only fail in the optimiser's next step."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     unknown = sorted(set(state) - set(range(len(parameters))))
     if unknown:

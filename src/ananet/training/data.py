@@ -61,7 +61,7 @@ class MixedBatches:
         """Mix pairs into batches.
 
         Args:
-            table_of: another mix of the same pairs, whose table on the device serves both.
+            table_of: another mix of the same pairs, to share its table on the device.
             stream_prefix: of the names of its random streams: mixes of one seed have streams of their own.
         """
         total = batches.batch_size

@@ -288,7 +288,7 @@ class Trainer:
 
 
 class _Supervised(nn.Module):
-    """A network that answers with all that is supervised."""
+    """A network that returns everything that is supervised."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -333,7 +333,7 @@ def _learning_rate(settings: TrainSettings, step: int) -> float:
 
 
 class RunningAverage:
-    """A network whose weights and statistics are the running mean of another's."""
+    """Running mean of a network's weights and statistics."""
 
     def __init__(self, network: Network, decay: float) -> None:
         self.network, self.decay = copy.deepcopy(network).eval(), decay

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a JSONL log always, a progress bar in a terminal, TensorBoard on request."""
+"""Progress of a run: a JSONL log always, a progress bar in a terminal, TensorBoard on request."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class FoldedBlock:
 
 
 class FoldedFeedback:
-    """What the last block is told about the geometry that the blocks before it agree on."""
+    """Feedback to the last block: the geometry that the blocks before it agree on."""
 
     def __init__(self, feedback: GeometricFeedback) -> None:
         self.head = Linear(feedback.head.weight.detach(), feedback.head.bias.detach())

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ananet.inference.calls import DeviceCalls
 
 Result = TypeVar("Result")
-# Sizes of batch whose CUDA graph is kept; the least recently used goes first.
+# Number of CUDA graphs to keep, one per batch size; the least recently used is dropped first.
 GRAPHS_KEPT = 32
 # Above this many matches in a batch, launching kernels costs nothing beside running them.
 MAX_GRAPH = 131_072
@@ -100,7 +100,7 @@ class FusedANANet:
         Args:
             matches: [B x N x (4 + side channels)].
             lengths: [B] how many matches of each pair are real, the first ones; None if all are.
-            progress: not called: nobody waits for a GPU so long.
+            progress: not called, since a GPU is quick.
         """
         batch, length, channels = matches.shape
         if batch * length == 0:
@@ -124,7 +124,7 @@ class FusedANANet:
 
         Args:
             filled: how many matches kernels are tiled for; None for those that there are. Other tiles round otherwise,
-                so that a fixed number makes answers independent of what is beside them.
+                so a fixed number makes results independent of the rest of the batch.
         """
         from ananet.attention.fused import attend, sum_columns
         from ananet.inference.ananet import kernels
