@@ -25,7 +25,9 @@ def test_every_public_name_is_in_the_reference():
     assert len(entries) == len(set(entries))
     documented = [found(entry) for entry in entries]
     public = json.loads((ROOT / "tests" / "public_api.json").read_text(encoding="utf-8"))
-    missing = [name for name in public if not any(found(name) is entry for entry in documented)]
+    # A page may show a whole module.
+    of_modules = [name for name in public if name.rpartition(".")[0] in entries]
+    missing = [name for name in public if name not in of_modules and not any(found(name) is one for one in documented)]
     assert not missing
 
 

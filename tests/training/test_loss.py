@@ -52,7 +52,7 @@ def test_losses_of_one_class_and_of_nothing_are_finite(inlier):
 
 def test_geometric_loss_prefers_the_true_inliers():
     problem = make_problem(noise=0.1)
-    matches = problem.matches.normalized()[None]
+    matches = problem.matches._as_tensors().normalized()[None]
     inlier = torch.from_numpy(problem.inlier)[None]
     mask = torch.ones_like(inlier)
     right = geometric_loss(inlier_weights(inlier.double() * 6 - 3), matches, inlier, mask)
