@@ -42,7 +42,7 @@ def noisy_matches(photo: np.ndarray, motion: np.ndarray, oriented: bool = True) 
         "keypoint_sizes0": features.sizes,
         "keypoint_sizes1": features.sizes * np.hypot(a, c) * np.exp(random.normal(0, 0.1, len(true))),
         "angles0": features.angles,
-        "angles1": features.angles + np.arctan2(c, a) + random.normal(0, 0.1, len(true)),
+        "angles1": (features.angles + np.arctan2(c, a) + random.normal(0, 0.1, len(true))) % (2 * np.pi),
     }
     points1 = true + random.normal(0, NOISE, true.shape)
     return Correspondences(features.points.astype(float), points1, **(given if oriented else {})), true
