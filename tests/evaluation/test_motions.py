@@ -5,7 +5,7 @@ import pytest
 
 from ananet import InputError, load
 from ananet.evaluation.motions import evaluate_motions, motion_report, motion_rows, synthetic_problems, true_motions
-from tests.twoview.motions.test_grouping import body, scene, turn
+from tests.twoview.test_motions import body, scene, turn
 
 
 @pytest.fixture

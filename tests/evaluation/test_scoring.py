@@ -53,7 +53,7 @@ def test_too_few_matches_and_no_answer_are_failures(pair, monkeypatch):
     few = kept(np.arange(len(pair.matches)) < 8)
     failure = PoseError(180.0, 180.0, failed=True)
     assert pose_error(pair, few, "ransac", PoseSettings()) == failure
-    monkeypatch.setattr("ananet.estimators.opencv.RANSAC.find_pose", lambda *_: None)
+    monkeypatch.setattr("ananet.estimators.methods.RANSAC.find_pose", lambda *_: None)
     assert pose_error(pair, kept(np.ones(len(pair.matches), bool)), "ransac", PoseSettings()) == failure
 
 

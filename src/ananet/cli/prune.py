@@ -37,8 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ananet.core.correspondences import Correspondences
     from ananet.pruners.progress import progress_bar
     from ananet.twoview.matcher import load_pruner_at
-    from ananet.twoview.motions import group_motions
-    from ananet.twoview.motions.grouping import in_words
+    from ananet.twoview.motions import group_motions, in_words
 
     matches = Correspondences(**arrays)
     pruner = load_pruner_at(arguments.pruner, arguments.threshold, arguments.device)

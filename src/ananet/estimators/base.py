@@ -1,23 +1,83 @@
-"""Base of all estimators: matches in, one two-view geometry out."""
+"""Base of all estimators: matches in, one two-view geometry out; and estimators by name."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ananet._util.checks import check_positive, check_probability
-from ananet._util.defaults import THRESHOLD_PIXELS
+from ananet._util.defaults import ESTIMATOR, THRESHOLD_PIXELS
+from ananet._util.names import Registry
 from ananet.core import geometry
 from ananet.core.cameras import mean_focal
+from ananet.core.conflicts import penalize_conflicts
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.estimators.selection import MatchSelection, PruningResult, select_matches
 
+MatchSelection = Literal["one-to-one", "all"]
+IN_WORDS = {"one-to-one": "one-to-one matches", "all": "all kept matches"}
+# If fewer matches than this are one-to-one, all kept ones are used.
+MIN_SELECTED = 30
 MIN_FOR_POSE, MIN_FOR_FUNDAMENTAL = 5, 8
+
+
+class PruningResult(Protocol):
+    """The part of `ananet.Pruned` that is read here."""
+
+    @property
+    def mask(self) -> Any: ...
+
+    @property
+    def logits(self) -> Any: ...
+
+
+def checked_matches(matches: object) -> Correspondences:
+    """The matches with tensors as attributes."""
+    if not isinstance(matches, Correspondences):
+        raise InputError(f"matches: expected Correspondences, got {type(matches).__name__}")
+    return matches._as_tensors()
+
+
+def check_kept(kept: object, hint: str = "") -> None:
+    if not hasattr(kept, "mask") or not hasattr(kept, "logits"):
+        found = type(kept).__name__
+        raise InputError(f"kept: expected a pruner's result, as `pruner(matches)` returns it, got {found}{hint}")
+
+
+def one_to_one(matches: Correspondences, mask: Tensor, logits: Tensor) -> Tensor:
+    """[N] bool: the mutual ones among `mask`; where mutuality is unknown, the best of conflicting matches."""
+    matches = matches._as_tensors()
+    if matches.mutual is not None:
+        return mask & matches.mutual.cpu()
+    if matches.K0 is None and matches.image_size0 is None:
+        return mask  # without a scale, coinciding points cannot be found
+    ranked = torch.where(mask, logits, -math.inf)
+    penalized = penalize_conflicts(ranked[None], matches.normalized().float().cpu()[None], math.inf)[0]
+    return mask & (penalized == ranked)
+
+
+def select_matches(matches: Correspondences, kept: PruningResult, selection: MatchSelection) -> Tensor:
+    """[N] bool on the CPU: the kept matches that an estimator uses.
+
+    A pruner keeps every match that is likely right. Matches that share a point with another mostly lie along the
+    epipolar line by chance and bias the pose, so estimators do better without them.
+
+    >>> from types import SimpleNamespace
+    >>> matches = Correspondences([[0, 0]] * 40, [[1, 1]] * 40, mutual=[True] * 32 + [False] * 8)
+    >>> select_matches(matches, SimpleNamespace(mask=[True] * 36 + [False] * 4, logits=[1.0] * 40), "one-to-one").sum()
+    tensor(32)
+    """
+    mask, logits = torch.as_tensor(kept.mask).cpu(), torch.as_tensor(kept.logits).cpu()
+    if selection == "all":
+        return mask
+    selected = one_to_one(matches, mask, logits)
+    return selected if selected.sum() >= MIN_SELECTED else mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +142,9 @@ class Estimator(ABC):
         Args:
             kept: a pruner's result on these matches; `match_selection` decides which of them are used. None uses all.
         """
-        matches = _checked(matches)
+        used = matches = checked_matches(matches)
         if matches.K0 is None or matches.K1 is None:
             raise InputError("matches: a pose needs camera matrices, expected K0 and K1, got none")
-        used = matches
         if kept is not None:
             selected = self.taken(matches, kept)
             used = matches.with_scores(torch.as_tensor(kept.logits).sigmoid())[selected]
@@ -93,27 +152,23 @@ class Estimator(ABC):
         found = self.find_pose(used) if len(used) >= MIN_FOR_POSE else None
         if found is None:
             return None
-        R, t = found
         rays = matches.normalized().double().cpu()
-        distance = geometry.sampson_distance(rays[:, :2], rays[:, 2:], geometry.essential_from_pose(R, t))
+        distance = geometry.sampson_distance(rays[:, :2], rays[:, 2:], geometry.essential_from_pose(*found))
         inliers = distance < self.ray_threshold(matches)
         if kept is not None:
             inliers &= torch.as_tensor(kept.mask).cpu()
-        return Pose(*map(matches._as_given, (R, t, inliers)))
+        return Pose(*map(matches._as_given, (*found, inliers)))
 
     def taken(self, matches: Correspondences, kept: PruningResult) -> Tensor:
         """[N] bool: the kept matches that `match_selection` selects."""
-        if not hasattr(kept, "mask") or not hasattr(kept, "logits"):
-            raise InputError(
-                f"kept: expected a pruner's result, as `pruner(matches)` returns it, got {type(kept).__name__}"
-            )
+        check_kept(kept)
         if len(kept.mask) != len(matches):
             raise InputError(f"kept: expected the result for these {len(matches)} matches, got {len(kept.mask)}")
         return select_matches(matches, kept, self.match_selection)
 
     def fundamental(self, matches: Correspondences) -> np.ndarray | Tensor | None:
         """[3 x 3] float64 fundamental matrix of matches in pixels; None if none was found, or for fewer than 8."""
-        matches = _checked(matches)
+        matches = checked_matches(matches)
         used = self._sorted(matches)
         F = self.find_fundamental(used) if len(matches) >= MIN_FOR_FUNDAMENTAL else None
         return None if F is None else matches._as_given(F)
@@ -134,8 +189,46 @@ class Estimator(ABC):
         return f"<estimator {self.name}>"
 
 
-def _checked(matches: object) -> Correspondences:
-    """The matches with tensors as attributes."""
-    if not isinstance(matches, Correspondences):
-        raise InputError(f"matches: expected Correspondences, got {type(matches).__name__}")
-    return matches._as_tensors()
+_METHODS = {"poselib": "PoseLib", "ransac": "RANSAC", "magsac": "MAGSAC", "eight-point": "EightPoint"}
+ESTIMATORS: Registry[Estimator] = Registry(
+    "estimator", {name: f"ananet.estimators.methods:{method}" for name, method in _METHODS.items()}
+)
+"""Estimators by name; `@ESTIMATORS.add` adds one."""
+
+
+def load_estimator(estimator: str = ESTIMATOR, **options: Any) -> Estimator:
+    """Load an estimator.
+
+    Args:
+        estimator: a name, with options if needed, such as "poselib@loss=cauchy@loss_scale=0.25".
+        options: settings of the estimator, such as `threshold` in pixels and `confidence`.
+
+    >>> load_estimator("magsac", threshold=2)
+    <estimator magsac@threshold=2.0>
+    """
+    return ESTIMATORS.make(estimator, options=options)
+
+
+def estimate_pose(
+    matches: Correspondences, estimator: str = ESTIMATOR, *, kept: PruningResult | None = None, **options: Any
+) -> Pose | None:
+    """Estimate the relative pose of two calibrated cameras; None if none was found.
+
+    Args:
+        matches: calibrated matches (with K0 and K1), at least 5 of them.
+        estimator: "poselib" (LO-RANSAC and refinement), "ransac" (OpenCV), "magsac" (OpenCV's MAGSAC++) or
+            "eight-point" (least squares weighted by scores, as in the papers of learned pruners).
+        kept: a pruner's result on these matches; `match_selection` decides which of them are used.
+        options: as for `load_estimator`: `threshold` in pixels, `confidence`, `use_scores`, `match_selection`.
+    """
+    return load_estimator(estimator, **options).pose(matches, kept)
+
+
+def estimate_fundamental(
+    matches: Correspondences, estimator: str = ESTIMATOR, **options: Any
+) -> np.ndarray | Tensor | None:
+    """Estimate the [3 x 3] float64 fundamental matrix of matches in pixels; None if none was found.
+
+    Arguments as for `estimate_pose`; camera matrices are not used.
+    """
+    return load_estimator(estimator, **options).fundamental(matches)

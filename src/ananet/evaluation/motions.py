@@ -18,8 +18,8 @@ from ananet.datasets.formats.labelled import FILE, LabelledMatches
 from ananet.datasets.synthetic import SyntheticSettings, synthesize
 from ananet.io.npz import read_arrays
 from ananet.pruners import Pruner
+from ananet.twoview.motion_search import MIN_SUPPORT
 from ananet.twoview.motions import group_motions
-from ananet.twoview.motions.search import MIN_SUPPORT
 
 PERCENT = 100.0
 # Given instead of a folder.

@@ -18,7 +18,7 @@ from ananet.core.metrics import PoseError
 from ananet.datasets.base import LabelledPair
 from ananet.errors import InputError
 from ananet.estimators import Estimator, load_estimator
-from ananet.estimators.selection import IN_WORDS
+from ananet.estimators.base import IN_WORDS
 from ananet.evaluation.predictions import Prediction
 
 # With fewer matches, no pose is estimated.

@@ -15,15 +15,14 @@ from ananet.core.cameras import implausible
 from ananet.core.correspondences import PER_MATCH, Correspondences
 from ananet.errors import InputError
 from ananet.estimators import Pose
-from ananet.estimators.selection import IN_WORDS
+from ananet.estimators.base import IN_WORDS
 from ananet.features import Features
 from ananet.io.files import atomic_path, save_arrays
 from ananet.io.images import as_photo, save_picture
 from ananet.pruners import Pruned
 from ananet.twoview.cameras import Cameras
 from ananet.twoview.drawing import Panel, draw_matches, draw_motions, make_panel
-from ananet.twoview.motions import Motions
-from ananet.twoview.motions.grouping import in_words
+from ananet.twoview.motions import Motions, in_words
 from ananet.twoview.overlap import Overlap
 from ananet.twoview.refinement import Refined
 

@@ -26,7 +26,7 @@ from ananet._util.defaults import COLMAP_MIN_MATCHES, RECONSTRUCTION_PRUNER
 from ananet._util.devices import choose_device
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.estimators.selection import one_to_one
+from ananet.estimators.base import one_to_one
 from ananet.features import nearest_neighbours
 from ananet.integrations.colmap.database import Database, Pair, copy_database, join, open_database, transaction
 from ananet.integrations.colmap.library import import_pycolmap

@@ -22,11 +22,9 @@ from ananet.core import geometry
 from ananet.core.cameras import mean_focal
 from ananet.core.correspondences import Array, Correspondences
 from ananet.errors import InputError
-from ananet.estimators.selection import PruningResult
-from ananet.twoview.motions.search import MIN_SCALE, MIN_SUPPORT, Search, State, student
+from ananet.estimators.base import PruningResult, check_kept, checked_matches
+from ananet.twoview.motion_search import MIN_SCALE, MIN_SUPPORT, Rows, Search, State, student
 from ananet.twoview.overlap import log10_false_alarms
-
-__all__ = ["Motion", "Motions", "group_motions"]
 
 # Probability of being right where it is unknown.
 PROBABILITY = 0.9
@@ -79,12 +77,7 @@ class Motions:
             "count": len(self),
             "none": int((self.labels < 0).sum()),
             "motions": [
-                {
-                    "kind": motion.kind,
-                    "model": motion.model.tolist(),
-                    "support": motion.support,
-                    "confidence": round(motion.confidence, 4),
-                }
+                vars(motion) | {"model": motion.model.tolist(), "confidence": round(motion.confidence, 4)}
                 for motion in self.motions
             ],
         }
@@ -116,9 +109,7 @@ def group_motions(
         mask: [N] bool, instead of `kept`.
         seed: of the random starts of the search; the same seed gives the same result.
     """
-    if not isinstance(matches, Correspondences):
-        raise InputError(f"matches: expected Correspondences, got {type(matches).__name__}")
-    matches = matches._as_tensors()
+    matches = checked_matches(matches)
     check_whole_number("seed", seed, 0)
     chosen, probability = _checked(kept, mask, len(matches))
     points0, points1 = (points[chosen] for points in matches.numpy_points())
@@ -138,17 +129,11 @@ def group_motions(
 
 def _checked(kept: PruningResult | None, mask: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
     """[N] bool of the matches to use, and [N] probabilities of being right."""
-    probability = np.full(count, PROBABILITY)
-    name = "mask"
+    name, probability = "mask" if kept is None else "kept", np.full(count, PROBABILITY)
     if kept is not None:
-        name = "kept"
         if mask is not None:
             raise InputError("mask: expected either kept or mask, got both")
-        if not hasattr(kept, "mask") or not hasattr(kept, "logits"):
-            raise InputError(
-                f"kept: expected a pruner's result, as `pruner(matches)` returns it, got {type(kept).__name__}; pass a "
-                "bool array as mask"
-            )
+        check_kept(kept, "; pass a bool array as mask")
         logits = torch.as_tensor(kept.logits).detach().double().cpu()
         if logits.shape != (count,):
             raise InputError(f"kept: expected {count} logits, got shape {tuple(logits.shape)}")
@@ -184,7 +169,7 @@ def _grouped(
     spread = ((points0 - middle0) ** 2).sum(axis=1).mean() + ((points1 - middle1) ** 2).sum(axis=1).mean()
     extent = EXTENT * float(np.sqrt(spread / 2))
     if extent == 0 or not np.isfinite(extent):
-        return []  # all points coincide
+        return []
     still = _standing_still(points0, points1, MIN_SCALE * extent)
     groups = []
     if still.any():
@@ -192,7 +177,8 @@ def _grouped(
     rest = np.flatnonzero(~still)
     if len(rest) < MIN_SUPPORT:
         return groups
-    search = Search.of((points0[rest] - middle0) / extent, (points1[rest] - middle1) / extent, probability[rest])
+    rows = Rows((points0[rest] - middle0) / extent, (points1[rest] - middle1) / extent)
+    search = Search(rows, probability[rest])
     state = search.run(random)
     to_unit0, to_unit1 = (np.array([[1, 0, -x], [0, 1, -y], [0, 0, extent]]) for x, y in (middle0, middle1))
     for number in _significant(search, state):
@@ -239,8 +225,7 @@ def _model(
     if group.fundamental is None:
         return "homography", _of_norm_one(np.eye(3))
     members = matches[chosen]
-    H = _homography(members, group)
-    if H is not None:
+    if (H := _homography(members, group)) is not None:
         return "homography", _of_norm_one(H)
     if members.K0 is None or members.K1 is None:
         return "fundamental", _of_norm_one(group.fundamental)

@@ -9,7 +9,7 @@ from ananet import Correspondences, InputError, group_motions
 from ananet.core import geometry
 from ananet.core.metrics import misclassification_error
 from ananet.pruners import Pruned
-from ananet.twoview.motions.grouping import in_words
+from ananet.twoview.motions import in_words
 
 K = np.array([[700.0, 0, 320], [0, 700.0, 240], [0, 0, 1]])
 SIZE = {"image_size0": (640, 480), "image_size1": (640, 480)}

@@ -15,13 +15,11 @@ that one fundamental matrix explains: planes of one rigid object become one moti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
 from typing import NamedTuple
 
 import cv2
 import numpy as np
-
-from ananet.twoview.motions.fits import Rows, fit_fundamental, refit, squared_sampson
 
 # Matches of a motion; a fundamental matrix explains any seven.
 MIN_SUPPORT = 8
@@ -38,19 +36,108 @@ START_SCALE, MIN_SCALE, MAX_SCALE = 1.5e-3, 5e-4, 3e-3
 PROBABILITIES = (0.3, 0.97)
 # Matches of an initial cluster, and largest number of clusters.
 CLUSTER_SIZE, MAX_CLUSTERS = 14, 8
-# Weight of displacements relative to positions in clustering.
-DISPLACEMENT = 1.5
-STARTS = 2
 # Changes with at most this estimated cost are tried: reassigning matches may lower it.
 WORTH_TRYING = 15.0
-# Parameters of a fundamental matrix.
-PARAMETERS = 7
 # Matches used by the search; more make it slower, not better.
 MAX_SEARCHED = 300
-# Keeps the distribution valid if all matches coincide.
-TINY_CHANCE = 1e-12
-# Mean-field iterations; few suffice, since most matches fit only one motion.
-FIELD_STEPS = 3
+# Upper half of a symmetric 9 x 9 matrix.
+UPPER = np.triu_indices(9)
+# Keeps divisions finite if all points of a fit coincide, or a line has no direction.
+TINY = 1e-18
+# Cyclic shift of rows or columns.
+TURNED = np.array([1, 2, 0])
+
+
+class Rows:
+    """Rows of the eight-point algorithm for N matches.
+
+    A fit minimises f^T M f, where M is the weighted sum of the rows' outer products, so the matrices M of many fits are
+    one matrix product.
+    """
+
+    def __init__(self, points0: np.ndarray, points1: np.ndarray) -> None:
+        """From [N x 2] points."""
+        # [N x 3] homogeneous, [N x 9] p1 p0^T, and [N x 45] upper halves of their outer products.
+        self.points0, self.points1 = (np.column_stack([points, np.ones(len(points))]) for points in (points0, points1))
+        self.rows = (self.points1[:, :, None] * self.points0[:, None, :]).reshape(-1, 9)
+        self.products = self.rows[:, UPPER[0]] * self.rows[:, UPPER[1]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, chosen: np.ndarray) -> Rows:
+        some = copy(self)
+        vars(some).update({name: values[chosen] for name, values in vars(self).items()})
+        return some
+
+
+def fit_fundamental(rows: Rows, weights: np.ndarray) -> np.ndarray:
+    """[L x 3 x 3] matrices of rank 2 and norm 1 by the normalised eight-point algorithm, from weights [L x N]."""
+    weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), TINY)
+    sums = weights @ rows.products
+    moments = np.empty((len(weights), 9, 9))
+    moments[:, UPPER[0], UPPER[1]] = moments[:, UPPER[1], UPPER[0]] = sums
+    # The last row and column of p1 p0^T are the points, so moments contain their means and squares.
+    T0 = _centring(moments[:, [6, 7], 8], moments[:, [6, 7], [6, 7]])
+    T1 = _centring(moments[:, [2, 5], 8], moments[:, [2, 5], [2, 5]])
+    change = (T1[:, :, None, :, None] * T0[:, None, :, None, :]).reshape(-1, 9, 9)
+    F = T1.transpose(0, 2, 1) @ _of_rank_two(change @ moments @ change.transpose(0, 2, 1)) @ T0
+    return F / np.linalg.norm(F, axis=(1, 2), keepdims=True)
+
+
+def _of_rank_two(moments: np.ndarray) -> np.ndarray:
+    """[L x 3 x 3] approximate minima of f^T M f with norm 1 and determinant 0.
+
+    Optimal rank correction of the unconstrained minimum (Kanatani and Sugaya, Compact fundamental matrix computation,
+    2010). Zeroing a singular value instead fails for motions that are nearly planar.
+    """
+    values, vectors = np.linalg.eigh(moments)
+    start, directions = vectors[:, :, 0], vectors[:, :, 1:]
+    freedom = 1 / np.maximum(values[:, 1:], 1e-10 * values[:, -1:] + TINY)
+    f = start
+    for _ in range(2):  # Newton steps towards determinant 0
+        F = f.reshape(-1, 3, 3)
+        following, last = F[:, TURNED], F[:, TURNED[TURNED]]
+        slope = following[..., TURNED] * last[..., TURNED[TURNED]] - following[..., TURNED[TURNED]] * last[..., TURNED]
+        determinant = (F[:, 0] * slope[:, 0]).sum(axis=1)
+        slope = slope.reshape(-1, 9)
+        along = (slope[:, None] @ directions)[:, 0]
+        step = (directions @ (freedom * along)[..., None])[..., 0]
+        missing = ((start - f) * slope).sum(axis=1) + determinant
+        f = start - step * (missing / np.maximum((freedom * along**2).sum(axis=1), TINY))[:, None]
+        f = f / np.linalg.norm(f, axis=1, keepdims=True)
+    U, values, Vt = np.linalg.svd(f.reshape(-1, 3, 3))
+    values[:, 2] = 0
+    return (U * values[:, None]) @ Vt
+
+
+def _centring(mean: np.ndarray, square: np.ndarray) -> np.ndarray:
+    """[L x 3 x 3] transforms that bring points to mean 0 and mean squared norm 2 (Hartley 1997)."""
+    scale = np.sqrt(2 / np.maximum((square - mean**2).sum(axis=1), 1e-9))
+    T = np.zeros((len(mean), 3, 3))
+    T[:, 0, 0] = T[:, 1, 1] = scale
+    T[:, :2, 2] = -scale[:, None] * mean
+    T[:, 2, 2] = 1
+    return T
+
+
+def squared_sampson(rows: Rows, F: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[L x N] squared Sampson distances to L matrices, and the squared gradients they are divided by."""
+    residual = F.reshape(-1, 9) @ rows.rows.T
+    lines1 = (F[:, :2].reshape(-1, 3) @ rows.points0.T).reshape(len(F), 2, -1)
+    lines0 = (F[:, :, :2].transpose(0, 2, 1).reshape(-1, 3) @ rows.points1.T).reshape(len(F), 2, -1)
+    gradient = np.einsum("lin,lin->ln", lines0, lines0)
+    gradient += np.einsum("lin,lin->ln", lines1, lines1)
+    np.maximum(gradient, TINY, out=gradient)
+    return residual**2 / gradient, gradient
+
+
+def refit(rows: Rows, F: np.ndarray, members: np.ndarray, scale: float, rounds: int) -> np.ndarray:
+    """Refine [L x 3 x 3] by reweighted least squares of Sampson distances (Student's t), with weights [L x N]."""
+    for _ in range(rounds):
+        squared, gradient = squared_sampson(rows, F)
+        F = fit_fundamental(rows, members / (gradient * (1 + squared / (2 * scale**2))))
+    return F
 
 
 class State(NamedTuple):
@@ -72,31 +159,21 @@ class State(NamedTuple):
         """[L] number of matches of each motion."""
         return np.bincount(self.labels, minlength=len(self.models) + 1)[: len(self.models)]
 
+    @property
+    def own_costs(self) -> np.ndarray:
+        """[N] cost of the most likely motion."""
+        return self.costs[np.arange(len(self.labels)), self.labels]
 
-@dataclass(frozen=True, eq=False)
+
 class Search:
-    """Matches in units of their extent, and their costs."""
+    """Search over matches in units of their extent, with [N] probabilities of being right."""
 
-    rows: Rows
-    neighbours: np.ndarray
-    """[k x N] nearest neighbours of each match."""
-    right: np.ndarray
-    """[N] cost of calling a match right, before that of its distance."""
-    wrong: np.ndarray
-    """[N] cost of calling it wrong."""
-
-    @classmethod
-    def of(cls, points0: np.ndarray, points1: np.ndarray, probability: np.ndarray) -> Search:
-        """From [N x 2] points and [N] probabilities of being right."""
-        probability = np.clip(probability, *PROBABILITIES)
-        near = nearest(np.column_stack([points0, points1]), NEIGHBOURS)
-        return cls(Rows.of(points0, points1), near, -np.log(probability), -np.log1p(-probability))
-
-    def some(self, chosen: np.ndarray) -> Search:
-        """Search over some of the matches."""
-        rows = self.rows[chosen]
-        near = nearest(np.column_stack([rows.points0[:, :2], rows.points1[:, :2]]), NEIGHBOURS)
-        return Search(rows, near, self.right[chosen], self.wrong[chosen])
+    def __init__(self, rows: Rows, probability: np.ndarray) -> None:
+        self.rows, self.probability = rows, np.clip(probability, *PROBABILITIES)
+        # [k x N] nearest neighbours of each match.
+        self.neighbours = nearest(np.column_stack([rows.points0[:, :2], rows.points1[:, :2]]), NEIGHBOURS)
+        # [N] costs of calling a match right, before that of its distance, and of calling it wrong.
+        self.right, self.wrong = -np.log(self.probability), -np.log1p(-self.probability)
 
     @property
     def price(self) -> float:
@@ -105,12 +182,13 @@ class Search:
     def run(self, random: np.random.Generator) -> State:
         """Return the best state found, for at least `MIN_SUPPORT` matches."""
         if len(self.rows) > MAX_SEARCHED:
-            some = self.some(np.sort(random.choice(len(self.rows), MAX_SEARCHED, replace=False))).run(random)
-            return self.settle(self.describe(some.models, some.scale), 2)
+            some = np.sort(random.choice(len(self.rows), MAX_SEARCHED, replace=False))
+            found = Search(self.rows[some], self.probability[some]).run(random)
+            return self.settle(self.describe(found.models, found.scale), 2)
         best = self.one_motion(random)
         if self.most_to_gain(best) <= self.price:
             return best
-        for _ in range(STARTS):
+        for _ in range(2):
             state = self.simplify(self.clusters(random))
             best = min(best, state, key=lambda state: state.energy)
             if len(state.models) == len(best.models) == 1:
@@ -120,9 +198,9 @@ class Search:
     def one_motion(self, random: np.random.Generator) -> State:
         """One motion for all matches, from several starts."""
         count = len(self.rows)
-        members = np.ones((8, count))
+        members = np.full((8, count), 0.02)
+        members[0] = 1
         for row in members[1:]:
-            row[:] = 0.02
             row[random.choice(count, min(20, count), replace=False)] = 1
         models = refit(self.rows, fit_fundamental(self.rows, members), members, START_SCALE, 1)
         models = refit(self.rows, models, np.ones_like(members), START_SCALE, 2)
@@ -138,7 +216,7 @@ class Search:
     def clusters(self, random: np.random.Generator) -> State:
         """Initial motions: one for each cluster of neighbouring, similarly moving matches."""
         points0, points1 = self.rows.points0[:, :2], self.rows.points1[:, :2]
-        features = np.column_stack([points0 + points1, DISPLACEMENT * (points1 - points0)])
+        features = np.column_stack([points0 + points1, 1.5 * (points1 - points0)])
         count = min(MAX_CLUSTERS, max(1, len(features) // CLUSTER_SIZE))
         labels = k_means(features, count, random)
         members = (labels == np.arange(count)[:, None]).astype(float)
@@ -150,30 +228,21 @@ class Search:
     def simplify(self, state: State) -> State:
         """Merge and drop motions as long as the energy decreases."""
         state = self.settle(state, 2)
-        while len(state.models) > 1:
-            simpler = self.merge(state) or self.drop(state)
-            if simpler is None:
-                break
+        while len(state.models) > 1 and (simpler := self.merge(state) or self.drop(state)):
             state = simpler
         return self.settle(state, 3)
 
     def describe(self, models: np.ndarray, scale: float) -> State:
         """Estimate labels and scale for given models. Motions of too few matches are removed."""
         squared = squared_sampson(self.rows, models)[0].T
-        for steps in (1, FIELD_STEPS):
-            costs = self.costs(squared, scale)
+        for steps in (1, 3):  # few suffice, since most matches fit only one motion
+            costs = np.column_stack([student(squared, scale) + self.right[:, None], self.wrong])
             members = self.field(costs, steps)
             labels = members.argmax(axis=1)
             scale = self.scale(squared, labels, scale)
         state = State(models, scale, members, labels, costs, self.energy(costs, labels))
         large = state.sizes >= MIN_SUPPORT
-        if large.all() or not large.any():
-            return state
-        return self.describe(models[large], scale)
-
-    def costs(self, squared: np.ndarray, scale: float) -> np.ndarray:
-        """[N x L + 1] costs of belonging to each motion, and to none, from [N x L] squared distances."""
-        return np.column_stack([student(squared, scale) + self.right[:, None], self.wrong])
+        return state if large.all() or not large.any() else self.describe(models[large], scale)
 
     def field(self, costs: np.ndarray, steps: int) -> np.ndarray:
         """[N x L + 1] probabilities of labels by mean-field iteration: neighbours tend to agree."""
@@ -199,7 +268,7 @@ class Search:
         """Maximum-likelihood scale, corrected for the degrees of freedom of the models."""
         count = squared.shape[1]
         right = np.flatnonzero(labels < count)
-        free = len(right) - PARAMETERS * count
+        free = len(right) - 7 * count  # parameters of a fundamental matrix
         if free < MIN_SUPPORT:
             return scale
         distances = squared[right, labels[right]]
@@ -224,18 +293,20 @@ class Search:
         first, second = np.triu_indices(count, 1)
         member = np.eye(count + 1)[state.labels][:, :count]
         together = (member[:, first] + member[:, second]).T
-        models = fit_fundamental(self.rows, together)
-        models = refit(self.rows, models, together, 3 * state.scale, 1)
+        models = refit(self.rows, fit_fundamental(self.rows, together), together, 3 * state.scale, 1)
         models = refit(self.rows, models, together, state.scale, 2)
         costs = student(squared_sampson(self.rows, models)[0], state.scale) + self.right
-        change = ((np.minimum(costs, self.wrong) - self.own_costs(state)) * together).sum(axis=1)
-        sizes = state.sizes
-        change -= self.price + PRICE_OF_FOLLOWERS * np.minimum(sizes[first], sizes[second])
-        change -= self.cuts(state)[first, second]
+        change = ((np.minimum(costs, self.wrong) - state.own_costs) * together).sum(axis=1)
+        change -= self.price + PRICE_OF_FOLLOWERS * np.minimum(state.sizes[first], state.sizes[second])
+        # Neighbours with two different motions.
+        pairs = state.labels * (count + 1) + state.labels[self.neighbours]
+        cuts = np.bincount(pairs.ravel(), minlength=(count + 1) ** 2).reshape(count + 1, count + 1)
+        cut = cuts * (SMOOTHNESS / max(len(self.neighbours), 1))
+        change -= (cut + cut.T)[first, second]
         order = change.argsort(kind="stable")
         attempts = [order[k : k + 1] for k in range(min(3, len(order)))]
         if count > 3:
-            attempts.insert(0, self.disjoint(order[change[order] < 0], first, second))
+            attempts.insert(0, disjoint(order[change[order] < 0], first, second))
         for chosen in attempts:
             if len(chosen) == 0 or change[chosen].max() > WORTH_TRYING:
                 continue
@@ -245,25 +316,12 @@ class Search:
                 return self.settle(merged, 1)
         return None
 
-    @staticmethod
-    def disjoint(order: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Pairs, best first, that share no motion with a better one."""
-        taken: set[int] = set()
-        chosen = []
-        for number in order:
-            pair = {int(first[number]), int(second[number])}
-            if not pair & taken:
-                chosen.append(number)
-            taken |= pair
-        return np.array(chosen, np.int64)
-
     def drop(self, state: State) -> State | None:
         """Remove a motion and reassign its matches; None if that does not lower the energy."""
         count = len(state.models)
-        own, labels = self.own_costs(state), state.labels
-        others = state.costs.copy()
+        labels, others = state.labels, state.costs.copy()
         others[np.arange(len(labels)), labels] = np.inf
-        lost = np.bincount(labels, others.min(axis=1) - own, minlength=count + 1)[:count]
+        lost = np.bincount(labels, others.min(axis=1) - state.own_costs, minlength=count + 1)[:count]
         change = lost - self.price - PRICE_OF_FOLLOWERS * state.sizes
         number = int(change.argmin())
         if change[number] > WORTH_TRYING:
@@ -271,16 +329,17 @@ class Search:
         fewer = self.describe(np.delete(state.models, number, axis=0), state.scale)
         return self.settle(fewer, 1) if fewer.energy < state.energy else None
 
-    def own_costs(self, state: State) -> np.ndarray:
-        return state.costs[np.arange(len(state.labels)), state.labels]
 
-    def cuts(self, state: State) -> np.ndarray:
-        """[L x L] cost of neighbours with two different motions."""
-        count = len(state.models) + 1
-        pairs = state.labels * count + state.labels[self.neighbours]
-        cuts = np.bincount(pairs.ravel(), minlength=count**2).reshape(count, count)
-        cut = cuts * (SMOOTHNESS / max(len(self.neighbours), 1))
-        return cut + cut.T
+def disjoint(order: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Pairs, best first, that share no motion with a better one."""
+    taken: set[int] = set()
+    chosen = []
+    for number in order:
+        pair = {int(first[number]), int(second[number])}
+        if not pair & taken:
+            chosen.append(number)
+        taken |= pair
+    return np.array(chosen, np.int64)
 
 
 def student(squared: np.ndarray, scale: float) -> np.ndarray:
@@ -311,7 +370,7 @@ def k_means(features: np.ndarray, count: int, random: np.random.Generator) -> np
     centres = features[random.integers(len(features))][None]
     distance = ((features - centres[0]) ** 2).sum(axis=1)
     for _ in range(count - 1):
-        chance = distance + TINY_CHANCE
+        chance = distance + 1e-12  # a valid distribution also if all matches coincide
         centres = np.concatenate([centres, features[random.choice(len(features), p=chance / chance.sum())][None]])
         distance = np.minimum(distance, ((features - centres[-1]) ** 2).sum(axis=1))
     for _ in range(8):
