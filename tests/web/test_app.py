@@ -14,7 +14,7 @@ from ananet.web.limits import Limits
 from tests.conftest import make_problem
 from tests.photos import photo
 from tests.web.conftest import encoded
-from tests.web.test_uploads import npz, png_header
+from tests.web.test_payloads import npz, png_header
 
 NPZ = {"content-type": "application/x-npz"}
 

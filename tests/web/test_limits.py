@@ -8,8 +8,7 @@ from starlette.requests import Request
 
 from ananet import InputError
 from ananet.web.app import create_app
-from ananet.web.counters import Counters
-from ananet.web.limits import ClientGoneError, Guard, Limits, unless_gone
+from ananet.web.limits import BUCKETS, ClientGoneError, Counters, Guard, Limits, unless_gone
 
 POINTS = {"points0": [[0, 0], [9, 9]], "points1": [[1, 1], [5, 5]], "ratio": [0.3, 0.9], "pruner": "ratio"}
 
@@ -193,3 +192,21 @@ def test_nobody_works_for_a_client_that_has_gone(leaves):
             assert await unless_gone(request, answer) == 7
 
     asyncio.run(run())
+
+
+def test_what_was_counted_comes_out_as_prometheus_reads_it():
+    counters = Counters()
+    for status, seconds in ((200, 0.07), (200, 0.3), (400, 0.001), (504, 1000.0)):
+        counters.answered("/v1/prune", status, seconds)
+    counters.in_flight = 3
+    text = counters.text({"ananet_batches_total": 12})
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert values['ananet_requests_total{route="/v1/prune",status="200"}'] == "2"
+    within = [int(values[f'ananet_request_seconds_bucket{{route="/v1/prune",le="{end}"}}']) for end in BUCKETS]
+    # Each class holds all that are quicker.
+    assert within == sorted(within) and within[:2] == [1, 2] and within[-2:] == [3, 4]
+    assert values['ananet_request_seconds_count{route="/v1/prune"}'] == "4"
+    assert float(values['ananet_request_seconds_sum{route="/v1/prune"}']) == 1000.371
+    assert values["ananet_in_flight"] == "3"
+    assert "# TYPE ananet_batches_total counter\nananet_batches_total 12\n" in text
+    assert "# TYPE ananet_in_flight gauge" in text

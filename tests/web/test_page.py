@@ -18,7 +18,7 @@ from ananet.integrations.colmap.database import open_database
 from ananet.io.npz import read_matches
 from ananet.web.app import create_app
 from tests.photos import photo
-from tests.web.test_uploads import png_header
+from tests.web.test_payloads import png_header
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

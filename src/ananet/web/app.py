@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -25,25 +25,17 @@ from ananet.errors import InputError
 from ananet.features import DETECTORS, Detector, load_detector
 from ananet.pruners import list_pruners, load
 from ananet.twoview import PhotoMatcher
-from ananet.web import results, uploads
+from ananet.web import payloads
 from ananet.web.batching import MAX_PAIRS, MAX_WAIT, Batcher, SharedPruner
-from ananet.web.counters import Counters
-from ananet.web.limits import Guard, Limits, RefusedError, unless_gone
+from ananet.web.limits import Counters, Guard, Limits, error_response, unless_gone
 from ananet.web.openapi import FIELDS, FORM, JSON, MATCH, MATCHED, NPZ, PRUNE, PRUNED, describe
 
 # The files of the page.
-STATIC = {
-    "index.html": "text/html",
-    "style.css": "text/css",
-    "page.js": "text/javascript",
-    "downloads.js": "text/javascript",
-}
+STATIC = {"index.html": "html", "style.css": "css", "page.js": "javascript", "downloads.js": "javascript"}
 # Detectors without weights to download.
 PLAIN_DETECTORS = (DETECTOR, "orb")
 # Size of a text field of a form.
 FIELD_BYTES = 4096
-# Length of an error, which may quote what the client sent.
-MAX_ERROR = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +94,9 @@ class Service:
             motions=motions == "true",
             device=self.device,
         )
-        names = [uploads.check_photo(name, data, self.limits) for name, data in photos]
-        cameras = uploads.read_cameras(fields)
-        return results.match_result(matcher(photos[0][1], photos[1][1], names=names, **cameras))
+        names = [payloads.check_photo(name, data, self.limits) for name, data in photos]
+        cameras = payloads.read_cameras(fields)
+        return payloads.match_result(matcher(photos[0][1], photos[1][1], names=names, **cameras))
 
 
 def create_app(
@@ -134,10 +126,8 @@ def create_app(
     limits = limits or Limits()
     if not detectors:
         raise InputError(f"detectors: expected some of {', '.join(DETECTORS.names)}, got none")
-    counters = Counters()
-    batcher = Batcher(max_wait, max_pairs)
+    counters, batcher, examples = Counters(), Batcher(max_wait, max_pairs), examples or {}
     service = Service(limits, batcher, pruner, detectors, device)
-    examples = examples or {}
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -158,17 +148,13 @@ def create_app(
     )
     app.add_middleware(Guard, limits=limits, counters=counters, token=token, origins=origins)
     if origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["authorization"]
-        )
+        methods, headers = ["GET", "POST"], ["authorization"]
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=headers)
 
     @app.exception_handler(InputError)
-    async def wrong_input(request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": str(error)[:MAX_ERROR]}, 400)
-
     @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
-        return JSONResponse({"error": str(error.detail)[:MAX_ERROR]}, error.status_code)
+    async def refused(request: Request, error: Exception) -> Response:
+        return error_response(error if isinstance(error, HTTPException) else HTTPException(400, str(error)))
 
     @app.post("/v1/prune", summary="Prune matches", openapi_extra=PRUNE, responses=PRUNED)
     async def prune(request: Request) -> Response:
@@ -179,13 +165,13 @@ def create_app(
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in (JSON, NPZ, "application/octet-stream"):
-            raise RefusedError(415, f"content-type: expected {JSON} or {NPZ}, got {kind[:80]!r}")
+            raise HTTPException(415, f"content-type: expected {JSON} or {NPZ}, got {kind[:80]!r}")
         data = await request.body()
-        read = uploads.matches_from_json if kind == JSON else uploads.matches_from_npz
+        read = payloads.matches_from_json if kind == JSON else payloads.matches_from_npz
         pair, name = await unless_gone(request, service.readers.submit(read, data, limits))
         shared = await run_in_threadpool(service.pruner, name or request.query_params.get("pruner"))
         kept = await unless_gone(request, batcher.submit(shared.pruner, pair))
-        result = results.prune_result(kept, shared.decision)
+        result = payloads.prune_result(kept, shared.decision)
         accepted = request.headers.get("accept", "*/*")
         if NPZ in accepted or (kind != JSON and JSON not in accepted):
             file = io.BytesIO()
@@ -200,16 +186,13 @@ def create_app(
         Coordinates are pixels of the upright photos: their EXIF orientation is applied.
         """
         if not request.headers.get("content-type", "").lower().startswith(FORM):
-            raise RefusedError(415, f"content-type: expected {FORM} with photo0 and photo1")
+            raise HTTPException(415, f"content-type: expected {FORM} with photo0 and photo1")
         async with request.form(max_files=2, max_fields=8, max_part_size=FIELD_BYTES) as form:
-            photos, fields = [], {}
-            for name, value in form.items():
-                if isinstance(value, UploadFile):
-                    continue
-                if name not in FIELDS:
-                    known = ", ".join(FIELDS)
-                    raise InputError(f"form: expected photo0, photo1 and some of {known}, got {name[:80]!r}")
-                fields[name] = value
+            fields = {name: value for name, value in form.items() if not isinstance(value, UploadFile)}
+            for name in fields.keys() - FIELDS.keys():
+                expected = f"photo0, photo1 and some of {', '.join(FIELDS)}"
+                raise InputError(f"form: expected {expected}, got {name[:80]!r}")
+            photos = []
             for name in ("photo0", "photo1"):
                 photo = form.get(name)
                 if not isinstance(photo, UploadFile):
@@ -235,11 +218,7 @@ def create_app(
 
     @app.get("/metrics", summary="Counters for Prometheus")
     async def metrics() -> Response:
-        now = {
-            "ananet_batches_total": batcher.batches,
-            "ananet_pairs_total": batcher.pairs,
-            "ananet_matches_total": batcher.matches,
-        }
+        now = {f"ananet_{name}_total": getattr(batcher, name) for name in ("batches", "pairs", "matches")}
         return PlainTextResponse(counters.text(now), media_type="text/plain; version=0.0.4")
 
     @app.get("/docs", include_in_schema=False)
@@ -263,6 +242,6 @@ def create_app(
     async def page(name: str = "index.html") -> Response:
         if name not in contents:
             raise HTTPException(404, "Not Found")
-        return Response(contents[name], media_type=STATIC[name])
+        return Response(contents[name], media_type=f"text/{STATIC[name]}")
 
     return app

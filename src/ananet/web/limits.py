@@ -1,4 +1,4 @@
-"""Limits of requests, and the middleware that enforces them."""
+"""Limits of requests, counters, and the middleware that enforces and counts."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ananet._util.checks import Settings, check_positive, check_whole_number
-from ananet.web.counters import Counters
 
 Result = TypeVar("Result")
 logger = logging.getLogger("ananet.web")
@@ -31,8 +32,14 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
+# For refused requests, which are not read to their end.
+CLOSE = {"connection": "close"}
+# Length of an error, which may quote what the client sent.
+MAX_ERROR = 1000
 # Routes that are counted and limited in number.
 WORK = ("/v1/prune", "/v1/match")
+# Histogram of response times, in seconds.
+BUCKETS = ("0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "30.0", "+Inf")
 
 
 @dataclass(frozen=True)
@@ -58,12 +65,41 @@ class Limits(Settings):
         check_positive("seconds", self.seconds)
 
 
-class RefusedError(Exception):
-    """A refused request: status and reason."""
+class Counters:
+    """Requests by route and status, and their times, for Prometheus. Routes are our own names, never a client's text.
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
+    >>> counters = Counters()
+    >>> counters.answered("/v1/prune", 200, 0.07)
+    >>> print(counters.text({"ananet_batches_total": 1}).splitlines()[1])
+    ananet_requests_total{route="/v1/prune",status="200"} 1
+    """
+
+    def __init__(self) -> None:
+        # Requests that run or wait.
+        self.in_flight = 0
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._seconds: Counter[str] = Counter()
+        self._within: Counter[tuple[str, str]] = Counter()
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        self._requests[route, status] += 1
+        self._seconds[route] += seconds  # type: ignore[assignment]
+        self._within.update((route, end) for end in BUCKETS if seconds <= float(end))
+
+    def text(self, now: Mapping[str, float]) -> str:
+        """Return all counters, and further values by name; names that end in `_total` are counters, others gauges."""
+        lines = ["# TYPE ananet_requests_total counter"]
+        for (route, status), count in sorted(self._requests.items()):
+            lines.append(f'ananet_requests_total{{route="{route}",status="{status}"}} {count}')
+        lines.append("# TYPE ananet_request_seconds histogram")
+        for route, seconds in sorted(self._seconds.items()):
+            for end in BUCKETS:
+                lines.append(f'ananet_request_seconds_bucket{{route="{route}",le="{end}"}} {self._within[route, end]}')
+            lines.append(f'ananet_request_seconds_sum{{route="{route}"}} {seconds:.6f}')
+            lines.append(f'ananet_request_seconds_count{{route="{route}"}} {self._within[route, "+Inf"]}')
+        for name, value in {"ananet_in_flight": self.in_flight, **now}.items():
+            lines += [f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}", f"{name} {value:g}"]
+        return "\n".join(lines) + "\n"
 
 
 class ClientGoneError(Exception):
@@ -108,8 +144,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status = time.monotonic(), 499
-        begun = False
+        start, status, begun = time.monotonic(), 499, False
 
         async def sending(message: Message) -> None:
             nonlocal status, begun
@@ -134,34 +169,39 @@ class Guard:
         except Exception as error:
             if begun:
                 raise
-            await _response(_as_refusal(error, self.limits))(scope, receive, sending)
+            if isinstance(error, TimeoutError):
+                told = f"request: expected to be done within {self.limits.seconds:g} seconds, took longer"
+                error = HTTPException(504, told)
+            elif not isinstance(error, HTTPException):
+                # The details go to the log only.
+                logger.error("a request failed", exc_info=error)
+                error = HTTPException(500, "the service failed on this request; its log says more")
+            await error_response(error)(scope, receive, sending)
         finally:
             if worked_on:
                 self.counters.answered(scope["path"], status, time.monotonic() - start)
 
     def _admit(self, scope: Scope) -> None:
         """Raise for requests that can be refused before reading them."""
-        headers = Headers(scope=scope)
-        path: str = scope["path"]
+        headers, path = Headers(scope=scope), scope["path"]
         origin = headers.get("origin")
         # Otherwise, any site could send requests from the browsers of its visitors to a service on their machine.
         if origin is not None and origin not in self.origins and origin.partition("://")[2] != headers.get("host"):
-            raise RefusedError(403, f"origin: expected a page of this service, got {origin[:80]!r}")
-        closed = path.startswith("/v1/") or path == "/metrics"
-        if self.token is not None and closed and scope["method"] != "OPTIONS":
-            given = headers.get("authorization", "").encode()
-            if not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
-                raise RefusedError(401, "authorization: expected the header 'Authorization: Bearer TOKEN'")
+            raise HTTPException(403, f"origin: expected a page of this service, got {origin[:80]!r}", CLOSE)
+        closed = (path.startswith("/v1/") or path == "/metrics") and scope["method"] != "OPTIONS"
+        given = headers.get("authorization", "").encode()
+        if self.token is not None and closed and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
+            told = "authorization: expected the header 'Authorization: Bearer TOKEN'"
+            raise HTTPException(401, told, {**CLOSE, "www-authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:20]) > self.limits.upload_bytes:
             raise self._too_large()
         if path in WORK and self.counters.in_flight >= self.limits.in_flight:
-            raise RefusedError(
-                429, f"requests: expected at most {self.limits.in_flight} at a time; try again in a second"
-            )
+            told = f"requests: expected at most {self.limits.in_flight} at a time; try again in a second"
+            raise HTTPException(429, told, {**CLOSE, "retry-after": "1"})
 
-    def _too_large(self) -> RefusedError:
-        return RefusedError(413, f"request: expected at most {self.limits.upload_bytes:,} bytes, got more")
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"request: expected at most {self.limits.upload_bytes:,} bytes, got more", CLOSE)
 
     def _measured(self, receive: Receive) -> Receive:
         """Count the bytes that arrive, whatever Content-Length says."""
@@ -178,19 +218,5 @@ class Guard:
         return receiving
 
 
-def _as_refusal(error: Exception, limits: Limits) -> RefusedError:
-    if isinstance(error, RefusedError):
-        return error
-    if isinstance(error, TimeoutError):
-        return RefusedError(504, f"request: expected to be done within {limits.seconds:g} seconds, took longer")
-    # The details go to the log only.
-    logger.error("a request failed", exc_info=error)
-    return RefusedError(500, "the service failed on this request; its log says more")
-
-
-def _response(refusal: RefusedError) -> JSONResponse:
-    headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}}.get(refusal.status, {})
-    if refusal.status in (401, 403, 413, 429):
-        # The rest of the request is not read.
-        headers["connection"] = "close"
-    return JSONResponse({"error": refusal.reason}, refusal.status, headers)
+def error_response(error: HTTPException) -> JSONResponse:
+    return JSONResponse({"error": error.detail[:MAX_ERROR]}, error.status_code, error.headers)

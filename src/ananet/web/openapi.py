@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
+from collections.abc import Iterable
+from html import escape
 from typing import Any
 
 JSON, NPZ, FORM = "application/json", "application/x-npz", "multipart/form-data"
 
 
-def _described(required: Sequence[str], **properties: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "required": list(required),
-        "properties": {name: {"description": words} for name, words in properties.items()},
-    }
+def _described(required: Iterable[str], **properties: str) -> dict[str, Any]:
+    described = {name: {"description": words} for name, words in properties.items()}
+    return {"type": "object", "required": list(required), "properties": described}
 
 
 _MATCH_FIELDS = {
@@ -47,15 +44,14 @@ FIELDS = {
     "motions": "true or false: find which matches move together (default: true)",
 }
 _PHOTOS = {"photo0": "a JPEG, PNG or WebP file", "photo1": "a JPEG, PNG or WebP file"}
-_ERROR = {"content": {JSON: {"schema": _described(["error"], error="what was expected and what was sent")}}}
-ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "Wrong input", **_ERROR},
-    401: {"description": "The token is missing or wrong", **_ERROR},
-    403: {"description": "The request comes from a page of another site", **_ERROR},
-    413: {"description": "The request is too large", **_ERROR},
-    415: {"description": "Unsupported content type", **_ERROR},
-    429: {"description": "Too many requests at a time", **_ERROR},
-    504: {"description": "It took too long", **_ERROR},
+_ERRORS = {
+    400: "Wrong input",
+    401: "The token is missing or wrong",
+    403: "The request comes from a page of another site",
+    413: "The request is too large",
+    415: "Unsupported content type",
+    429: "Too many requests at a time",
+    504: "It took too long",
 }
 _PRUNED_FIELDS = {
     "pruner": "name of the pruner",
@@ -63,8 +59,15 @@ _PRUNED_FIELDS = {
     "mask": "[N] whether a match is kept",
     "scores": "[N] probability that a match is right",
 }
-_PRUNED = _described(list(_PRUNED_FIELDS), **_PRUNED_FIELDS)
-PRUNED = ERRORS | {200: {"description": "Mask and scores", "content": {JSON: {"schema": _PRUNED}}}}
+
+
+def _responses(description: str, schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    error = {JSON: {"schema": _described(["error"], error="what was expected and what was sent")}}
+    result: dict[str, Any] = {"description": description, "content": {JSON: {"schema": schema}}}
+    return {200: result, **{status: {"description": words, "content": error} for status, words in _ERRORS.items()}}
+
+
+PRUNED = _responses("Mask and scores", _described(_PRUNED_FIELDS, **_PRUNED_FIELDS))
 PRUNE = {
     "requestBody": {"required": True, "content": {kind: {"schema": _MATCHES} for kind in (JSON, NPZ)}},
     "parameters": [{"name": "pruner", "in": "query", "schema": {"type": "string"}}],
@@ -91,28 +94,24 @@ _MATCHED = _described(
     conflicting="[N] whether a match shares a point with a better one and ends elsewhere in the other photo",
     fundamental="[3 x 3] F with p1^T F p0 = 0 in pixels, or null",
 )
-MATCHED = ERRORS | {200: {"description": "Matches, scores, overlap and pose", "content": {JSON: {"schema": _MATCHED}}}}
-MATCH = {
-    "requestBody": {
-        "required": True,
-        "content": {FORM: {"schema": _described(list(_PHOTOS), **_PHOTOS, **FIELDS)}},
-    }
-}
+MATCHED = _responses("Matches, scores, overlap and pose", _MATCHED)
+_BODY = {FORM: {"schema": _described(_PHOTOS, **_PHOTOS, **FIELDS)}}
+MATCH = {"requestBody": {"required": True, "content": _BODY}}
 
 
 def describe(openapi: dict[str, Any]) -> str:
     """Return the description of the API as a page."""
-    parts = [f"<h1>{html.escape(openapi['info']['title'])} {html.escape(openapi['info']['version'])}</h1>"]
-    parts.append(f"<p>{html.escape(openapi['info']['summary'])} The same for programs: ")
+    title, version, summary = (escape(openapi["info"][name]) for name in ("title", "version", "summary"))
+    parts = [f"<h1>{title} {version}</h1><p>{summary} The same for programs: "]
     parts.append('<a href="/openapi.json">openapi.json</a>. <a href="/">The page</a>.</p>')
     for path, methods in openapi["paths"].items():
         for method, of in methods.items():
-            parts.append(f"<h2><code>{method.upper()} {html.escape(path)}</code> {html.escape(of['summary'])}</h2>")
-            parts.append(f"<p>{html.escape(of.get('description', '')).replace('`', '')}</p>")
+            parts.append(f"<h2><code>{method.upper()} {escape(path)}</code> {escape(of['summary'])}</h2>")
+            parts.append(f"<p>{escape(of.get('description', '')).replace('`', '')}</p>")
             for kind, body in of.get("requestBody", {}).get("content", {}).items():
-                parts.append(f"<h3>Body: {html.escape(kind)}</h3>{_fields(body['schema'])}")
+                parts.append(f"<h3>Body: {escape(kind)}</h3>{_fields(body['schema'])}")
             for status, response in of["responses"].items():
-                parts.append(f"<h3>{html.escape(status)}: {html.escape(response['description'])}</h3>")
+                parts.append(f"<h3>{escape(status)}: {escape(response['description'])}</h3>")
                 parts += [_fields(body.get("schema", {})) for body in response.get("content", {}).values()]
     style = '<link rel="stylesheet" href="/style.css"><link rel="icon" href="data:,">'
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>ananet: API</title>{style}'
@@ -122,8 +121,8 @@ def describe(openapi: dict[str, Any]) -> str:
 def _fields(schema: dict[str, Any]) -> str:
     required = schema.get("required", ())
     rows = [
-        f"<tr><td><code>{html.escape(name)}</code></td><td>{'required' if name in required else ''}</td>"
-        f"<td>{html.escape(of.get('description', ''))}</td></tr>"
+        f"<tr><td><code>{escape(name)}</code></td><td>{'required' if name in required else ''}</td>"
+        f"<td>{escape(of.get('description', ''))}</td></tr>"
         for name, of in schema.get("properties", {}).items()
     ]
     return f"<table>{''.join(rows)}</table>" if rows else ""

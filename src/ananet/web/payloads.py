@@ -1,22 +1,27 @@
-"""Uploads, checked before use: matches as JSON or .npz, photos, cameras. Nothing is unpickled."""
+"""Uploads, checked before use (nothing is unpickled), and results as the service sends them."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from ananet.core import geometry
+from ananet.core.conflicts import penalize_conflicts
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
+from ananet.estimators import estimate_fundamental
 from ananet.io.images import image_size
 from ananet.io.npz import OPTIONAL, REQUIRED, read_arrays
+from ananet.pruners import Pruned
+from ananet.twoview import PhotoMatches
 from ananet.twoview.cameras import parse_camera
 from ananet.web.limits import Limits
 
-# The name of an uploaded .npz file in errors.
-NPZ = Path("npz")
 # Upper bound of 8-byte numbers per match, with room for headers.
 NUMBERS_PER_MATCH, HEADERS_BYTES = 16, 65_536
 # An archive directory of hundreds of thousands of entries takes seconds to read.
@@ -40,8 +45,8 @@ def matches_from_json(data: bytes, limits: Limits) -> tuple[Correspondences, str
     unknown = sorted(set(given) - {*REQUIRED, *OPTIONAL})
     if missing or unknown:
         got = f"no {', '.join(missing)}" if missing else shown(", ".join(unknown))
-        optional = ", ".join((*OPTIONAL, "pruner"))
-        raise InputError(f"body: expected {', '.join(REQUIRED)} and optionally {optional}, got {got}")
+        expected = f"{', '.join(REQUIRED)} and optionally {', '.join(OPTIONAL)}, pruner"
+        raise InputError(f"body: expected {expected}, got {got}")
     arrays = {name: _array(name, values, limits) for name, values in given.items() if values is not None}
     return Correspondences(**arrays), pruner
 
@@ -62,8 +67,8 @@ def _array(name: str, values: Any, limits: Limits) -> np.ndarray:
 def matches_from_npz(data: bytes, limits: Limits) -> tuple[Correspondences, None]:
     """Return the matches of an .npz file, which names no pruner. Sizes are checked before unpacking."""
     if data.count(b"PK\x01\x02") > MAX_ENTRIES:
-        raise InputError(f"{NPZ}: expected at most {MAX_ENTRIES} arrays, got more")
-    arrays = read_arrays(NPZ, data=data, max_bytes=8 * NUMBERS_PER_MATCH * limits.matches + HEADERS_BYTES)
+        raise InputError(f"npz: expected at most {MAX_ENTRIES} arrays, got more")
+    arrays = read_arrays(Path("npz"), data=data, max_bytes=8 * NUMBERS_PER_MATCH * limits.matches + HEADERS_BYTES)
     for name, values in arrays.items():
         _check_count(name, len(values) if values.ndim else 0, limits)
     return Correspondences(**arrays), None
@@ -80,21 +85,16 @@ def check_photo(name: str, data: bytes, limits: Limits) -> str:
     size = image_size(data) if data.startswith(PHOTO_KINDS) else None
     if size is None:
         raise InputError(f"{name}: expected a JPEG, PNG or WebP photo, got a file of another kind")
-    width, height = size
-    if width * height > limits.pixels:
-        raise InputError(
-            f"{name}: expected at most {limits.pixels:,} pixels, got {width * height:,} ({width} x {height})"
-        )
+    if math.prod(size) > limits.pixels:
+        got = f"{math.prod(size):,} ({size[0]} x {size[1]})"
+        raise InputError(f"{name}: expected at most {limits.pixels:,} pixels, got {got}")
     return name
 
 
 def read_cameras(fields: dict[str, str]) -> dict[str, Any]:
     """Return K0 and K1 (fx,fy,cx,cy) or focal of a form, as `PhotoMatcher` takes them."""
-    found: dict[str, Any] = {
-        name: parse_camera(name, fields[name], shown=repr(shown(fields[name])))
-        for name in ("K0", "K1")
-        if fields.get(name)
-    }
+    given = {name: fields[name] for name in ("K0", "K1") if fields.get(name)}
+    found: dict[str, Any] = {name: parse_camera(name, text, shown=repr(shown(text))) for name, text in given.items()}
     if fields.get("focal"):
         try:
             found["focal"] = float(fields["focal"])
@@ -107,3 +107,35 @@ def shown(text: Any) -> str:
     """Return a client's text as it may be printed: short, printable, without folders."""
     name = str(text).replace("\\", "/").rpartition("/")[2]
     return "".join(sign for sign in name if sign.isprintable())[:80]
+
+
+def prune_result(kept: Pruned, decision: float) -> dict[str, Any]:
+    told = {"pruner": kept.pruner, "threshold": 1 / (1 + math.exp(-decision))}
+    return told | {"mask": kept.mask.tolist(), "scores": kept.scores.tolist()}
+
+
+def match_result(found: PhotoMatches) -> dict[str, Any]:
+    """`PhotoMatches.to_dict` with all matches, and what the page needs to show conflicts and epipolar lines."""
+    F = fundamental(found)
+    more = {"conflicting": conflicting(found).tolist(), "fundamental": None if F is None else F.tolist()}
+    return found.to_dict(matches=True) | more
+
+
+def conflicting(found: PhotoMatches) -> np.ndarray:
+    """[N] bool: matches that share a point with a better match and end elsewhere in the other photo."""
+    logits = torch.as_tensor(found.kept.logits)[None]
+    # Conflicts lower the logits of all but the best match.
+    lowered = penalize_conflicts(logits, found.matches._as_tensors().normalized().float()[None], math.e)
+    return (lowered < logits)[0].numpy()
+
+
+def fundamental(found: PhotoMatches) -> np.ndarray | None:
+    """[3 x 3] F of norm 1 with p1^T F p0 = 0 in pixels, from the pose or else from the kept matches."""
+    matches = found.matches._as_tensors()
+    F: np.ndarray | torch.Tensor | None
+    if found.pose is not None and matches.K0 is not None and matches.K1 is not None:
+        E = geometry.essential_from_pose(torch.as_tensor(found.pose.R), torch.as_tensor(found.pose.t))
+        F = geometry.fundamental_from_essential(E, matches.K0.double(), matches.K1.double())
+    else:
+        F = estimate_fundamental(matches[found.kept.mask])
+    return None if F is None else np.asarray(F) / np.linalg.norm(F)
