@@ -29,8 +29,7 @@ from tqdm import tqdm
 
 from ananet.bulk import prune_in_bulk
 from ananet.bulk.inputs import PhotoPairs
-from ananet.bulk.outputs import write_part
-from ananet.bulk.stages import Prune, Verify
+from ananet.bulk.stages import Prune, Verify, write_part
 
 WIDTH, HEIGHT, FOCAL = 1600, 1200, 1400.0
 

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 from ananet._util.devices import choose_device
@@ -21,13 +22,10 @@ class _AllSteps:
     """All steps of a row, in one process."""
 
     def __init__(self, before: Step | None, heavy: Heavy, after: Step | None) -> None:
-        steps = (before, heavy[0](*heavy[1:]) if heavy else None, after)
-        self.steps: list[Step] = [step for step in steps if step is not None]
+        self.steps: list[Step | None] = [before, heavy[0](*heavy[1:]) if heavy else None, after]
 
     def __call__(self, row: Row) -> Row:
-        for step in self.steps:
-            row = step(row)
-        return row
+        return reduce(lambda made, step: step(made) if step else made, self.steps, row)
 
 
 class Serial:
@@ -52,9 +50,7 @@ class Cluster:
 
     On GPUs, the heavy step is one actor per GPU, and the other steps are tasks on the CPUs, so that a GPU does not wait
     for them. On CPUs alone, each actor does all steps of a row. Rows of a killed process are repeated by another.
-
-    Args:
-        workers: number of actors; None for as many as fit.
+    `workers` is the number of actors, None for as many as fit.
     """
 
     def __init__(self, ray: Any, workers: int | None, device: str) -> None:

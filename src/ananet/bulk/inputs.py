@@ -20,8 +20,8 @@ from ananet.estimators import Pose
 from ananet.features import Detector, load_detector, match
 from ananet.features.stored import read_features, save_features
 from ananet.integrations import hloc
+from ananet.integrations.colmap.database import Database, join, open_database
 from ananet.integrations.colmap.database import Pair as ImagePair
-from ananet.integrations.colmap.database import join, open_database
 from ananet.io.files import check_file, save_arrays
 from ananet.io.hdf5 import open_hdf5
 from ananet.io.images import as_photo
@@ -87,19 +87,14 @@ def attempt(pair: Pair, step: Callable[[Pair], Pair]) -> Pair:
 
 
 class Source(ABC):
-    """Pairs in files of one kind. It is sent to other processes, so it holds no open file.
-
-    Args:
-        folder: the input.
-        files: relative to the folder, sorted.
-        names: of all pairs, where parts refer to them by number.
-    """
+    """Pairs in files of one kind. It is sent to other processes, so it holds no open file."""
 
     suffix: str
     has_indices = False
     """Whether the output needs keypoint indices, because the input has no matches."""
 
     def __init__(self, folder: Path, files: Sequence[str], names: Sequence[str] = ()) -> None:
+        # Files are relative to the folder. Names are those of all pairs, where parts refer to pairs by number.
         self.folder, self.files, self.names = folder, list(files), names
         # What the output depends on beside the files and the pruner.
         self.settings: dict[str, Any] = {"input": self.suffix}
@@ -134,29 +129,30 @@ class Databases(Source):
 
     def parts_of(self, name: str, size: int) -> Iterator[Part]:
         with open_database(self.folder / name) as database:
-            query = "SELECT pair_id FROM matches WHERE rows > 0 ORDER BY pair_id"
-            numbers = [number for (number,) in database.connection.execute(query)]
+            numbers = self._numbers(database)
         for some in _slices(numbers, size):
             yield Part(name, some[0], len(some))
 
     def pairs_of(self, part: Part) -> Iterator[Pair]:
         with open_database(self.folder / part.source) as database:
-            query = "SELECT pair_id FROM matches WHERE rows > 0 AND pair_id >= ? ORDER BY pair_id LIMIT ?"
-            numbers = [number for (number,) in database.connection.execute(query, (part.first, part.count))]
 
             def joined(pair: Pair) -> Pair:
                 images = ImagePair.of(int(pair.key or 0))
                 query = "SELECT name FROM images WHERE image_id = ?"
-                rows = [database.connection.execute(query, (image,)).fetchone() for image in images]
-                pair = replace(pair, name0=rows[0] and rows[0][0], name1=rows[1] and rows[1][0])
+                name0, name1 = (next(database.connection.execute(query, (image,)), (None,))[0] for image in images)
                 first, second = (database.view(image) for image in images)
                 indices = np.frombuffer(database.read_matches(images) or b"", np.uint32).reshape(-1, 2)
                 matches, usable = join(first, second, indices)
                 known = first.K is not None and second.K is not None
-                return replace(pair, matches=matches, usable=usable, cameras_known=known)
+                return Pair(pair.source, pair.key, name0, name1, matches, usable, known)
 
-            for number in numbers:
+            for number in self._numbers(database, part.first, part.count):
                 yield attempt(Pair(part.source, str(number)), joined)
+
+    @staticmethod
+    def _numbers(database: Database, first: int = 0, count: int = -1) -> list[int]:
+        query = "SELECT pair_id FROM matches WHERE rows > 0 AND pair_id >= ? ORDER BY pair_id LIMIT ?"
+        return [number for (number,) in database.connection.execute(query, (first, count))]
 
 
 class HlocFiles(Source):
@@ -184,8 +180,8 @@ class HlocFiles(Source):
 
             def joined(pair: Pair) -> Pair:
                 stored = images.pair(file[pair.key])
-                pair = replace(pair, name0=stored.name0, name1=stored.name1)
-                return replace(pair, matches=images.correspondences(stored, descriptors=False))
+                matches = images.correspondences(stored, descriptors=False)
+                return replace(pair, name0=stored.name0, name1=stored.name1, matches=matches)
 
             for group in self.groups[part.source][part.first : part.first + part.count]:
                 yield attempt(Pair(part.source, group), joined)
@@ -228,8 +224,7 @@ class Tables(Source):
     def pairs_of(self, part: Part) -> Iterator[Pair]:
         file = _open_table(self.folder / part.source)
         # Read only the row groups with these rows.
-        groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-        starts = np.cumsum([0, *groups])
+        starts = np.cumsum([0, *(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))])
         needed = np.flatnonzero((starts[1:] > part.first) & (starts[:-1] < part.first + part.count))
         columns = [name for name in file.schema_arrow.names if name in (*REQUIRED, *OPTIONAL, "name0", "name1")]
         rows = file.read_row_groups(needed.tolist(), columns=columns)
@@ -238,7 +233,7 @@ class Tables(Source):
         def read(pair: Pair) -> Pair:
             row = {name: rows[name][int(pair.key or 0) - part.first] for name in rows.column_names}
             names = {name: row.pop(name).as_py() for name in ("name0", "name1") if name in row}
-            arrays = {name: _numbers(name, value) for name, value in row.items() if value.is_valid}
+            arrays = {name: _as_array(name, value) for name, value in row.items() if value.is_valid}
             missing = [name for name in REQUIRED if name not in arrays]
             if missing:
                 raise InputError(f"row {pair.key}: expected {' and '.join(REQUIRED)}, got no {', '.join(missing)}")
@@ -265,7 +260,7 @@ def _open_table(path: Path) -> Any:
         raise InputError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
 
 
-def _numbers(name: str, value: Any) -> np.ndarray:
+def _as_array(name: str, value: Any) -> np.ndarray:
     """Return the named array from a list of numbers, flat or nested."""
     values: Any = getattr(value, "values", None)
     while hasattr(values, "flatten") and values.type.num_fields:
@@ -285,10 +280,7 @@ class PhotoPairs(Source):
     """Photos of a folder, and a text file with two of their names per line.
 
     Args:
-        folder: of the photos.
-        listed: the text file.
         features: the folder to which `detect` writes features, one file per photo.
-        detector, max_keypoints: as `load_detector` takes them.
         focal: of all photos, in pixels; "exif" for that of each photo, None for none.
     """
 
@@ -319,7 +311,7 @@ class PhotoPairs(Source):
         found: dict[str, None] = {}
         for _, line in self._lines():
             with suppress(InputError):
-                found.update(dict.fromkeys(_two_names(line)))
+                found |= dict.fromkeys(_two_names(line))
         return list(found)
 
     def load_detector(self, device: str) -> Detector:
@@ -332,10 +324,9 @@ class PhotoPairs(Source):
         try:
             photo = as_photo(self.folder / name, longest_side=detector.longest_side)
             found = find_features(detector, photo.pixels, name, self.folder / name, photo.size)
-            more = {"detected_size": np.array(found.image_size)}
-            if photo.exif_focal is not None:
-                more["focal"] = np.array(photo.exif_focal)
-            save_features(path, found.in_pixels_of(photo.size), **more)
+            focal = {} if photo.exif_focal is None else {"focal": np.array(photo.exif_focal)}
+            size = np.array(found.image_size)
+            save_features(path, found.in_pixels_of(photo.size), detected_size=size, **focal)
         except Exception as error:
             reason = str(Pair(name).failed(error).error).encode()
             save_arrays(path, {"error": np.frombuffer(reason, np.uint8)}, compressed=False)
@@ -411,8 +402,7 @@ def open_source(path: Path) -> Source:
         raise InputError(f"input: {path}: no such file or folder")
     folder = path if path.is_dir() else path.parent
     names = [path] if path.is_file() else sorted(file for file in path.rglob("*") if not file.name.startswith("."))
-    found = {source: [file for file in names if file.suffix == source.suffix] for source in SOURCES}
-    found = {source: files for source, files in found.items() if files}
+    found = {source: files for source in SOURCES if (files := [one for one in names if one.suffix == source.suffix])}
     if len(found) != 1:
         kinds = " or ".join(source.suffix for source in SOURCES)
         got = " and ".join(source.suffix for source in found) or "none of them"

@@ -19,8 +19,7 @@ from ananet._util import defaults
 from ananet._util.checks import check_whole_number
 from ananet.bulk.cluster import Engine, Row, open_engine
 from ananet.bulk.inputs import Databases, Focal, Part, PhotoPairs, Source, import_parquet, open_source
-from ananet.bulk.outputs import Counts, part_path, read_counts, write_database, write_part
-from ananet.bulk.stages import Prune, Verify
+from ananet.bulk.stages import Counts, Prune, Verify, part_path, read_counts, write_database, write_part
 from ananet.errors import InputError
 from ananet.estimators import load_estimator
 from ananet.features.learned import LearnedDetector
@@ -92,15 +91,14 @@ def prune_in_bulk(
     input, output = Path(input).resolve(), Path(output).resolve()
     if output.is_relative_to(input):
         raise InputError(f"output: expected a folder outside of the input {input}, got {output}")
-    exif: Focal = "exif" if use_exif else None
     if pairs is None:
         source = open_source(input)
     else:
+        exif: Focal = "exif" if use_exif else None
         source = PhotoPairs(input, Path(pairs), output / FEATURES, detector, max_keypoints, focal or exif)
         source.load_detector("cpu")
-    if pruner is None:
-        pruner = defaults.RECONSTRUCTION_PRUNER if isinstance(source, Databases) else defaults.PRUNER
-    pruner = str(pruner)
+    default = defaults.RECONSTRUCTION_PRUNER if isinstance(source, Databases) else defaults.PRUNER
+    pruner = str(default if pruner is None else pruner)
     # Report wrong names here rather than from a worker process.
     load(pruner, device="cpu")
     load_estimator(estimator)
@@ -120,26 +118,21 @@ def prune_in_bulk(
             if isinstance(source, PhotoPairs):
                 _detect(engine, source, retry_failed, progress)
             paths = {part_path(output, number): part for number, part in enumerate(parts)}
-            missing = {path: part for path, part in paths.items() if not _is_done(path, retry_failed)}
+            done = {path for path in paths if path.is_file() and not (retry_failed and read_counts(path).failed)}
+            missing = {path: part for path, part in paths.items() if path not in done}
             _prune(engine, source, missing, pruner, estimator, progress)
             if databases:
                 _write_databases(engine, source, paths, output / DATABASES, identity, min_matches, progress)
         # Left by workers that were killed.
         remove_temporaries(output)
-    counts = sum(map(read_counts, paths), Counts())
-    return Summary(len(parts), len(parts) - len(missing), counts)
-
-
-def _is_done(path: Path, retry_failed: bool) -> bool:
-    return path.is_file() and not (retry_failed and read_counts(path).failed)
+    return Summary(len(parts), len(done), sum(map(read_counts, paths), Counts()))
 
 
 def _prune(
     engine: Engine, source: Source, missing: dict[Path, Part], pruner: str, estimator: str, progress: bool
 ) -> None:
     def read(row: Row) -> Row:
-        part = Part(row["source"], row["first"], row["count"])
-        return {"path": row["path"], "pairs": list(source.read(part))}
+        return {"path": row["path"], "pairs": list(source.read(Part(row["source"], row["first"], row["count"])))}
 
     def verify_and_write(row: Row) -> Row:
         verified = Verify(estimator)(list(row["pairs"]))
