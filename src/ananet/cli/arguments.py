@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ananet._util.checks import check_positive
-from ananet._util.defaults import DETECTOR, LONGEST_SIDE, MAX_KEYPOINTS, PRUNER
+from ananet._util.defaults import COLMAP_MIN_MATCHES, DETECTOR, LONGEST_SIDE, MAX_KEYPOINTS, PRUNER
 from ananet.errors import InputError
 
 WEIGHTS = ".safetensors or .pth (default: from the folder ANANET_WEIGHTS, else downloaded)"
@@ -22,6 +22,11 @@ def add_pruner(parser: argparse.ArgumentParser, default: str = PRUNER) -> None:
 def add_threshold(parser: argparse.ArgumentParser) -> None:
     text = "probability of being right above which a network keeps a match (default: 0.4)"
     parser.add_argument("--threshold", type=float, metavar="P", help=text)
+
+
+def add_min_matches(parser: argparse.ArgumentParser, text: str) -> None:
+    text = f"{text} (default: {COLMAP_MIN_MATCHES}, as in COLMAP)"
+    parser.add_argument("--min-matches", type=int, default=COLMAP_MIN_MATCHES, metavar="N", help=text)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -77,10 +82,9 @@ def read_cameras(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_longest_side(parser: argparse.ArgumentParser) -> None:
-    text = (
-        "scale larger photos down to this before keypoints are detected, or none; points are in the photo's own pixels"
-    )
-    parser.add_argument("--longest-side", metavar="N", help=f"{text} (default: {LONGEST_SIDE})")
+    text = "scale larger photos down to this before keypoints are detected, or none"
+    text += f"; points are in the photo's own pixels (default: {LONGEST_SIDE})"
+    parser.add_argument("--longest-side", metavar="N", help=text)
 
 
 def read_longest_side(arguments: argparse.Namespace) -> dict[str, int | None]:

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ananet._util.checks import check_positive
-from ananet._util.defaults import COLMAP_MIN_MATCHES, ESTIMATOR, PAIRS_PER_PART, RECONSTRUCTION_PRUNER
-from ananet.cli.arguments import add_detector, add_json, add_pruner, detector_name, print_json
+from ananet._util.defaults import ESTIMATOR, PAIRS_PER_PART, RECONSTRUCTION_PRUNER
+from ananet.cli.arguments import add_detector, add_json, add_min_matches, add_pruner, detector_name, print_json
 from ananet.errors import InputError
 
 
@@ -18,13 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("output", type=Path, metavar="OUTPUT", help="a folder; a second run writes what is missing in it")
     add("--pairs", type=Path, metavar="LIST", help="for photos: a text file with two names per line")
     add("--databases", action="store_true", help="also write pruned copies of COLMAP databases, to OUTPUT/databases")
-    add(
-        "--min-matches",
-        type=int,
-        default=COLMAP_MIN_MATCHES,
-        metavar="N",
-        help=f"with --databases: pairs that keep fewer lose all (default: {COLMAP_MIN_MATCHES}, as in COLMAP)",
-    )
+    add_min_matches(parser, "with --databases: pairs that keep fewer lose all")
     add("--retry-failed", action="store_true", help="repeat parts with failed pairs")
     words = f"estimates poses if both cameras are known (default: {ESTIMATOR})"
     add("--estimator", default=ESTIMATOR, metavar="NAME", help=words)
@@ -64,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     counts = summary.counts
     if arguments.json:
-        facts = {"parts": summary.parts, "parts_skipped": summary.skipped, **asdict(counts)}
-        print_json(facts | {"output": str(arguments.output)})
+        parts = {"parts": summary.parts, "parts_skipped": summary.skipped}
+        print_json({**parts, **asdict(counts), "output": str(arguments.output)})
     else:
         print(
             f"{counts.pairs} pairs, {counts.failed} of them failed: kept {counts.kept} of {counts.matches} matches, "

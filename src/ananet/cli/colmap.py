@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ananet._util.defaults import COLMAP_MIN_MATCHES, RECONSTRUCTION_PRUNER
-from ananet.cli.arguments import add_json, add_pruner, print_json
+from ananet._util.defaults import RECONSTRUCTION_PRUNER
+from ananet.cli.arguments import add_json, add_min_matches, add_pruner, print_json
 from ananet.errors import InputError
 from ananet.io.files import check_file, check_output
 
@@ -17,37 +17,18 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("database", type=Path, help="a COLMAP database; it is changed in one transaction")
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument(
-        "--match",
-        action="store_true",
-        help="match the descriptors in the database, prune, and replace matches of the same pairs (the default for a "
-        "database without matches)",
-    )
-    mode.add_argument(
-        "--prune",
-        action="store_true",
-        help="only prune the matches in the database; of little use for COLMAP's own, which passed its ratio test",
-    )
-    parser.add_argument(
-        "--pairs",
-        metavar="WHICH",
-        help="which to match: all (the default), existing (pairs that have matches), or a text file with two image "
-        "names per line",
-    )
-    parser.add_argument("-o", "--output", type=Path, help="write a copy here and do not change the database")
-    parser.add_argument("--dry-run", action="store_true", help="only count; write nothing")
-    parser.add_argument(
-        "--min-matches",
-        type=int,
-        default=COLMAP_MIN_MATCHES,
-        metavar="N",
-        help=f"a pair with fewer kept matches gets none (default: {COLMAP_MIN_MATCHES}, as in COLMAP)",
-    )
-    parser.add_argument(
-        "--verify", action="store_true", help="also write two-view geometries with pycolmap, ready for the mapper"
-    )
+    add, mode = parser.add_argument, parser.add_mutually_exclusive_group()
+    add("database", type=Path, help="a COLMAP database; it is changed in one transaction")
+    text = "match the descriptors in the database, prune, and replace matches of the same pairs"
+    mode.add_argument("--match", action="store_true", help=f"{text} (the default for a database without matches)")
+    text = "only prune the matches in the database; of little use for COLMAP's own, which passed its ratio test"
+    mode.add_argument("--prune", action="store_true", help=text)
+    text = "all (the default), existing (pairs that have matches), or a text file with two image names per line"
+    add("--pairs", metavar="WHICH", help=f"which to match: {text}")
+    add("-o", "--output", type=Path, help="write a copy here and do not change the database")
+    add("--dry-run", action="store_true", help="only count; write nothing")
+    add_min_matches(parser, "a pair with fewer kept matches gets none")
+    add("--verify", action="store_true", help="also write two-view geometries with pycolmap, ready for the mapper")
     add_pruner(parser, RECONSTRUCTION_PRUNER)
     add_json(parser)
 
@@ -64,14 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not (arguments.match or arguments.prune or arguments.pairs):
         _check_no_foreign_matches(arguments.database)
-    options: dict[str, Any] = {
-        "output": arguments.output,
-        "min_matches": arguments.min_matches,
-        "verify": arguments.verify,
-        "dry_run": arguments.dry_run,
-        "device": arguments.device,
-        "progress": sys.stderr.isatty(),
-    }
+    options = {name: getattr(arguments, name) for name in ("output", "min_matches", "verify", "dry_run", "device")}
+    options["progress"] = sys.stderr.isatty()
     if arguments.prune:
         summary = prune_database(arguments.database, arguments.pruner, **options)
     else:
@@ -84,10 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not summary.pairs:
         print("no pairs with matches in the database" if arguments.prune else "no pairs of images to match")
     if written and summary.geometries_removed and not arguments.verify:
-        print(
-            f"{summary.geometries_removed} two-view geometries of old matches removed: the mapper needs new ones, "
-            "from --verify or COLMAP"
-        )
+        removed = f"{summary.geometries_removed} two-view geometries of old matches removed"
+        print(f"{removed}: the mapper needs new ones, from --verify or COLMAP")
     return 0
 
 

@@ -80,20 +80,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     print(f"Middlebury motorcycle, right camera turned by {TURN[0]:g}, {TURN[1]:g}, {TURN[2]:g} degrees; SIFT matches.")
     print(f"A match is right within {CORRECT_WITHIN:g} px of its ground truth; 'measured' counts those that have one.")
-    counts = {name: name for name in ("matches", "measured", "precision", "recall", "f1")}
-    errors = {
-        f"{name} {kind}": f"{prefix}{kind}_error"
-        for name, prefix in ESTIMATORS.items()
-        for kind in ("rotation", "translation")
-    }
-    tables = [
-        format_table(
-            [{"": title} | {column: row[key] for column, key in columns.items()} for title, row in scores.items()]
-        )
-        for columns in (counts, errors)
-    ]
-    between = f"Pose errors in degrees, median of {RUNS} runs over shuffled matches; estimators with their defaults."
-    print(f"\n{tables[0]}\n\n{between}\n\n{tables[1]}")
+
+    def table(columns: dict[str, str]) -> str:
+        rows = [{"": title} | {column: row[key] for column, key in columns.items()} for title, row in scores.items()]
+        return format_table(rows)
+
+    kinds = [(*one, kind) for one in ESTIMATORS.items() for kind in ("rotation", "translation")]
+    print(f"\n{table({name: name for name in ('matches', 'measured', 'precision', 'recall', 'f1')})}\n")
+    print(f"Pose errors in degrees, median of {RUNS} runs over shuffled matches; estimators with their defaults.\n")
+    print(table({f"{name} {kind}": f"{prefix}{kind}_error" for name, prefix, kind in kinds}))
     print(f"\nPicture: {arguments.output} (above all matches, below the kept ones; green right, red wrong)")
     return 0
 
@@ -118,16 +113,9 @@ def motorcycle() -> MeasuredPair:
     K1[:2, 2] += K1[:2, 2] - middle[:2] / middle[2]
     H = K1 @ R @ np.linalg.inv(K_right)
     turned = cv2.warpPerspective(right, H, (width, height), flags=cv2.INTER_CUBIC)
-    return MeasuredPair(
-        image0=np.ascontiguousarray(left[..., ::-1]),
-        image1=np.ascontiguousarray(turned[..., ::-1]),
-        K0=K0,
-        K1=K1,
-        R=R,
-        t=R @ np.array([-1.0, 0, 0]),
-        disparity=np.where(np.isfinite(disparity), disparity, np.nan),
-        turning=H,
-    )
+    image0, image1 = (np.ascontiguousarray(image[..., ::-1]) for image in (left, turned))
+    t, disparity = R @ np.array([-1.0, 0, 0]), np.where(np.isfinite(disparity), disparity, np.nan)
+    return MeasuredPair(image0, image1, K0, K1, R, t, disparity, turning=H)
 
 
 def rotation(pitch: float, yaw: float, roll: float) -> np.ndarray:
@@ -143,8 +131,7 @@ def rotation(pitch: float, yaw: float, roll: float) -> np.ndarray:
 def match_errors(pair: MeasuredPair, points0: np.ndarray, points1: np.ndarray) -> np.ndarray:
     """[N] distance in pixels to the true place; NaN where the truth was not measured."""
     height, width = pair.disparity.shape
-    column = points0[:, 0].round().astype(int).clip(0, width - 1)
-    row = points0[:, 1].round().astype(int).clip(0, height - 1)
+    column, row = points0.round().astype(int).clip(0, (width - 1, height - 1)).T
     x, y = points0.T
     target = np.stack([x - pair.disparity[row, column], y, np.ones_like(x)], axis=1) @ pair.turning.T
     return np.linalg.norm(points1 - target[:, :2] / target[:, 2:], axis=1)

@@ -10,12 +10,13 @@ from ananet.cli.arguments import add_json, add_pruner, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("features", type=Path, help="hloc's features.h5")
-    parser.add_argument("matches", type=Path, help="hloc's matches.h5")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="the pruned matches, as hloc stores them")
-    parser.add_argument("--reference", type=Path, metavar="FILE", help="features of images missing in FEATURES")
+    add = parser.add_argument
+    add("features", type=Path, help="hloc's features.h5")
+    add("matches", type=Path, help="hloc's matches.h5")
+    add("-o", "--output", type=Path, required=True, help="the pruned matches, as hloc stores them")
+    add("--reference", type=Path, metavar="FILE", help="features of images missing in FEATURES")
     words = "for nearest neighbours: compute ratio and mutual flag from the descriptors, for better results"
-    parser.add_argument("--descriptors", action="store_true", help=words)
+    add("--descriptors", action="store_true", help=words)
     add_pruner(parser)
     add_json(parser)
 
@@ -33,23 +34,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        summary = prune_matches(
-            arguments.features,
-            arguments.matches,
-            arguments.output,
-            reference=arguments.reference,
-            pruner=arguments.pruner,
-            device=arguments.device,
-            descriptors=arguments.descriptors,
-            progress=sys.stderr.isatty(),
-        )
+        options = {name: getattr(arguments, name) for name in ("reference", "pruner", "device", "descriptors")}
+        files = (arguments.features, arguments.matches, arguments.output)
+        summary = prune_matches(*files, **options, progress=sys.stderr.isatty())
     for text in dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning):
         print(f"ananet hloc: {text}", file=sys.stderr)
     if arguments.json:
         print_json({**asdict(summary), "output": str(arguments.output)})
     else:
-        print(
-            f"{summary.pairs} pairs: kept {summary.kept} of {summary.matches} matches, {summary.empty} pairs have none "
-            f"left, written to {arguments.output}"
-        )
+        kept = f"kept {summary.kept} of {summary.matches} matches, {summary.empty} pairs have none left"
+        print(f"{summary.pairs} pairs: {kept}, written to {arguments.output}")
     return 0

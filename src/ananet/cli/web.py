@@ -42,13 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pruner(parser)
     add("--detectors", default="sift,orb", metavar="A,B,...", help="detectors to offer (default: sift,orb)")
     add("--allow-origin", action="append", default=[], metavar="URL", help="a site whose pages may call the service")
-    limits = parser.add_argument_group(
-        "limits", f"If the environment variable {TOKEN} has a token, requests without it are refused."
-    )
+    words = f"If the environment variable {TOKEN} has a token, requests without it are refused."
+    add = parser.add_argument_group("limits", words).add_argument
     for option, default, unit, words in LIMITS:
-        limits.add_argument(
-            option, type=type(default), default=default, metavar=unit, help=f"{words} (default: {default:g})"
-        )
+        add(option, type=type(default), default=default, metavar=unit, help=f"{words} (default: {default:g})")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -136,16 +133,15 @@ def examples() -> dict[str, Example]:
     coffee = jpeg(data.coffee()[..., ::-1])
     # A picture that moves by itself: at the bottom left of the first photo, at the top right and turned in the second.
     picture = data.astronaut()[:300, 80:380, ::-1]
-    moving = []
-    for photo, where in (
-        (pair.image0, [[0.6, 0.0, 20.0], [0.0, 0.6, 300.0]]),
-        (pair.image1, [[0.6, -0.2, 550.0], [0.2, 0.6, 20.0]]),
-    ):
-        size = photo.shape[1::-1]
-        pasted = cv2.warpAffine(picture, np.array(where), size, photo.copy(), borderMode=cv2.BORDER_TRANSPARENT)
-        moving.append(jpeg(pasted))
+
+    def pasted(photo: np.ndarray, *where: list[float]) -> bytes:
+        size, border = photo.shape[1::-1], cv2.BORDER_TRANSPARENT
+        return jpeg(cv2.warpAffine(picture, np.array(where), size, photo.copy(), borderMode=border))
+
+    moving0 = pasted(pair.image0, [0.6, 0.0, 20.0], [0.0, 0.6, 300.0])
+    moving1 = pasted(pair.image1, [0.6, -0.2, 550.0], [0.2, 0.6, 20.0])
     return {
         "motorcycle": Example("Motorcycle, camera turned", (left, right), (cameras[0], cameras[1])),
-        "motions": Example("Two motions", (moving[0], moving[1])),
+        "motions": Example("Two motions", (moving0, moving1)),
         "different": Example("Two different scenes", (left, coffee)),
     }
