@@ -82,9 +82,8 @@ def fit_probabilities(answers: list[tuple[Tensor, Tensor]]) -> tuple[float, floa
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        entropy = torch.nn.functional.binary_cross_entropy_with_logits(
-            parameters[0].exp() * logits + parameters[1], inlier, reduction="none"
-        )
+        scaled = parameters[0].exp() * logits + parameters[1]
+        entropy = torch.nn.functional.binary_cross_entropy_with_logits(scaled, inlier, reduction="none")
         loss = (weights * entropy).sum() / weights.sum()
         loss.backward()
         return loss

@@ -28,18 +28,15 @@ class BatchSource:
         self.usual = MixedBatches(settings, settings.batches, pairs, device)
         self.small: MixedBatches | None = None
         if settings.small_batches is not None and settings.small_share:
-            self.small = MixedBatches(
-                settings, settings.small_batches, pairs, device, table_of=self.usual, stream_prefix="small "
-            )
+            self.small = MixedBatches(settings, settings.small_batches, pairs, device, self.usual, "small ")
 
     def draw(self, step: int) -> tuple[Batch, bool]:
         """The batch of a step, and whether it is full: without padding the network does less work."""
         source = self.usual
-        # Processes that share gradients take batches of the same kind.
-        if self.small is not None and torch.rand(1, generator=generator("cpu", "kind", self.settings.seed, step)) < (
-            self.settings.small_share
-        ):
-            source = self.small
+        if self.small is not None:
+            # Processes that share gradients take batches of the same kind.
+            draw = generator("cpu", "kind", self.settings.seed, step)
+            source = self.small if torch.rand(1, generator=draw) < self.settings.small_share else self.usual
         return source.draw(step, self.rank, self.processes)
 
 
@@ -74,15 +71,17 @@ class MixedBatches:
         if pairs is not None and self.synthetic < total:
             own = replace(batches, batch_size=(total - self.synthetic) * self.steps_at_once)
             left_out = (*settings.calibration_scenes, *settings.excluded_scenes)
+            table = table_of.real.table if table_of is not None and table_of.real is not None else None
+            distance, stream = settings.inlier_distance, f"{stream_prefix}pairs"
             self.real = PairBatches(
                 pairs,
                 own,
                 settings.seed,
                 device,
                 without=left_out,
-                inlier_distance=settings.inlier_distance,
-                table=table_of.real.table if table_of is not None and table_of.real is not None else None,
-                stream=f"{stream_prefix}pairs",
+                inlier_distance=distance,
+                table=table,
+                stream=stream,
             )
             matches = self.real.matches
         self.problems = SyntheticSettings(matches=matches, fewest_matches=min(batches.fewest or matches, matches))
@@ -103,13 +102,9 @@ class MixedBatches:
         if self.real is not None:
             kinds.append(_split(self.real[number], self.steps_at_once))
         if self.synthetic:
-            problems = synthesize(
-                self.synthetic * self.steps_at_once,
-                generator(self.device, f"{self.stream_prefix}synthetic", self.settings.seed, number),
-                self.problems,
-                self.settings.inlier_distance,
-            )
-            kinds.append(_split(problems, self.steps_at_once))
+            draw = generator(self.device, f"{self.stream_prefix}synthetic", self.settings.seed, number)
+            count, distance = self.synthetic * self.steps_at_once, self.settings.inlier_distance
+            kinds.append(_split(synthesize(count, draw, self.problems, distance), self.steps_at_once))
         return [_concatenate(parts) for parts in zip(*kinds, strict=True)]
 
 

@@ -73,7 +73,10 @@ def train(
     Returns:
         The result: step, loss (None if no step was left), seconds, and validation scores if there are any.
     """
-    start_from = None if start_from is None else _weights_to_start_from(start_from)
+    if start_from is not None:
+        names, given = ", ".join(bundled()), str(start_from)
+        if (start_from := weight_file(given)) is None:
+            raise InputError(f"from: expected one of {names} or a .safetensors file, got {given!r}")
     settings = _settings(settings, start_from, changes)
     rank, processes = _join_processes()
     own_device = _own_device(device, rank)
@@ -111,13 +114,6 @@ def train(
         dist.destroy_process_group()
     loss_now = float(mean_loss) if trainer.step > started_at else None
     return {"step": trainer.step, "loss": loss_now, **trainer.notes, "validation": scores}
-
-
-def _weights_to_start_from(given: str | Path) -> Path:
-    path = weight_file(str(given))
-    if path is None:
-        raise InputError(f"from: expected one of {', '.join(bundled())} or a .safetensors file, got {str(given)!r}")
-    return path
 
 
 def _settings(
@@ -167,19 +163,14 @@ class Trainer:
             _copy_weights(network, start_from)
         self.network = network.to(device)
         self.average = RunningAverage(self.network, settings.averaging)
-        self.optimizer = OPTIMIZERS[settings.optimizer](
-            self.network.parameters(),
-            settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            fused=device.type == "cuda",
-        )
+        more = {"weight_decay": settings.weight_decay, "fused": device.type == "cuda"}
+        self.optimizer = OPTIMIZERS[settings.optimizer](self.network.parameters(), settings.learning_rate, **more)
         self.step = 0
-        self.notes: dict[str, Any] = {"best": None, "seconds": 0.0, "data": None}
-        if self.pairs is not None:
-            self.notes["data"] = self.pairs.fingerprint()
+        data = None if self.pairs is None else self.pairs.fingerprint()
+        self.notes: dict[str, Any] = {"best": None, "seconds": 0.0, "data": data}
         run.mkdir(parents=True, exist_ok=True)
         if (run / LAST).exists():
-            _same_run(run / LAST, settings, self.notes["data"])
+            _same_run(run / LAST, settings, data)
             self.step, self.notes = load_checkpoint(run / LAST, self.network, self.average.network, self.optimizer)
         self.model = _trainable(self.network, settings, device, processes)
         self.source = BatchSource(settings, self.pairs, device, rank, processes)
@@ -259,10 +250,8 @@ class Trainer:
         """Write a checkpoint; `elapsed` seconds of this session are not in the notes yet."""
         if self.rank == 0:
             notes = {**self.notes, "seconds": self.notes["seconds"] + elapsed}
-            settings = self.settings.to_dict()
-            save_checkpoint(
-                self.run / name, self.step, settings, self.network, self.average.network, self.optimizer, notes
-            )
+            trained = (self.network, self.average.network, self.optimizer)
+            save_checkpoint(self.run / name, self.step, self.settings.to_dict(), *trained, notes)
 
     def finish(self, progress: Progress) -> dict[str, float]:
         """Fit the scores, write the weights with their card, and return what they come to on the validation pairs."""
@@ -377,10 +366,8 @@ def _same_run(path: Path, settings: TrainSettings, data: str | None) -> None:
     if header["notes"].get("data") != data:
         different.append("pairs")
     if different:
-        raise InputError(
-            f"run: {path.parent} holds a run with other settings ({', '.join(different)}); "
-            "use these again, or another folder"
-        )
+        told = f"run: {path.parent} holds a run with other settings ({', '.join(different)})"
+        raise InputError(f"{told}; use these again, or another folder")
 
 
 def _copy_weights(network: Network, path: str | Path) -> None:

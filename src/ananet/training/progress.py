@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
@@ -37,7 +36,11 @@ class Progress:
         if sys.stderr.isatty():
             self.bar = tqdm(total=steps, initial=step, unit="step", smoothing=0.05)
         if tensorboard:
-            self.board = _summary_writer(log.parent)
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise MissingExtraError("tensorboard", "tensorboard") from None
+            self.board = SummaryWriter(str(log.parent))
 
     def log(self, step: int, **values: float) -> None:
         if self.file is None:
@@ -66,9 +69,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for open_thing in (self.file, self.bar, self.board):
             if open_thing is not None:
                 open_thing.close()
@@ -87,11 +88,3 @@ def _forget_after(log: Path, step: int) -> None:
             continue
     with atomic_path(log) as temporary:
         temporary.write_text("".join(kept), encoding="utf-8")
-
-
-def _summary_writer(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise MissingExtraError("tensorboard", "tensorboard") from None
-    return SummaryWriter(str(folder))

@@ -98,10 +98,8 @@ class TrainSettings(Settings):
         if self.optimizer not in OPTIMIZERS:
             raise InputError(f"optimizer: expected {' or '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         if not 0 < self.final_learning_rate <= self.learning_rate:
-            raise InputError(
-                f"final_learning_rate: expected a number above 0 and at most learning_rate "
-                f"({self.learning_rate:g}), got {self.final_learning_rate:g}"
-            )
+            expected = f"a number above 0 and at most learning_rate ({self.learning_rate:g})"
+            raise InputError(f"final_learning_rate: expected {expected}, got {self.final_learning_rate:g}")
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
