@@ -1,8 +1,8 @@
 """Muon: matrices between hidden features take steps along the orthogonal matrix nearest to their momentum.
 
 Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024), with steps as long as AdamW's,
-so that one learning rate serves both (Liu et al., "Muon is scalable for LLM training", 2025). `torch.optim.Muon` takes the
-same steps one matrix at a time: several times as many kernel launches for the 43 small matrices of ANA-Net.
+so that one learning rate serves both (Liu et al., "Muon is scalable for LLM training", 2025). `torch.optim.Muon` takes
+the same steps one matrix at a time: several times as many kernel launches for the 43 small matrices of ANA-Net.
 """
 
 from __future__ import annotations
