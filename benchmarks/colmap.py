@@ -27,7 +27,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ananet.integrations.colmap import prune_database
-from ananet.integrations.colmap.library import import_pycolmap
+from ananet.integrations.colmap.verification import import_pycolmap
 
 WIDTH, HEIGHT, FOCAL = 1600, 1200, 1400.0
 # Of the database that is killed: a run takes seconds.

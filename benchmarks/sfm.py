@@ -41,7 +41,7 @@ from ananet.errors import InputError
 from ananet.features import Features, match
 from ananet.features.matching import join
 from ananet.integrations.colmap.database import HALF_PIXEL
-from ananet.integrations.colmap.library import import_pycolmap, quiet
+from ananet.integrations.colmap.verification import import_pycolmap, quiet
 from ananet.pruners import load
 from ananet.twoview.keypoint_refinement import KeypointRefinement
 

@@ -30,7 +30,6 @@ TESTED_ELSEWHERE = {
     "inference/ananet/fused.py": "inference/interpreted.py, in Triton's interpreter",
     "inference/ananet/kernels.py": "inference/interpreted.py, in Triton's interpreter",
     "core/fused_conflicts.py": "inference/interpreted.py, in Triton's interpreter",
-    "datasets/base.py": "every test of a source builds on it",
     "cli/evaluate.py": "evaluation/test_runner.py",
     "cli/explain.py": "evaluation/test_explain.py",
     "cli/data.py": "datasets/test_build.py, test_sfm.py and test_inspection.py",

@@ -18,7 +18,7 @@ from ananet.datasets.sources import (
     open_stored_pairs,
     scene_numbers,
 )
-from tests.datasets.formats.test_multi import write_case
+from tests.datasets.formats.test_labelled import write_case
 from tests.datasets.scenes import write_scene
 
 

@@ -17,7 +17,7 @@ from ananet.evaluation.pairs import (
     with_fewer_outliers,
 )
 from tests.conftest import make_problem
-from tests.datasets.formats.test_multi import write_case
+from tests.datasets.formats.test_labelled import write_case
 
 
 def pairs_of(path, feature_folder=None, image_folder=None, **settings) -> Pairs:

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from ananet.features import Detector, load_detector
-from ananet.features.learned import find_weights
-from ananet.features.superpoint import SuperPointNetwork
+from ananet.features.learned import SuperPointNetwork, find_weights
 
 WEIGHTS_OF = {"aliked": "aliked-n16", "disk": "disk-depth", "xfeat": "xfeat", "superpoint": "superpoint_v1"}
 

@@ -17,32 +17,33 @@ from ananet.datasets.base import Batch
 
 
 class Draw:
-    """Random numbers for one batch."""
+    """Random numbers for a batch: every draw has shape [B x shape]."""
 
     def __init__(self, generator: torch.Generator, batch_size: int) -> None:
-        self.generator = generator
-        self.ones = torch.ones(batch_size, device=generator.device)
+        self.generator, self.batch_size = generator, batch_size
 
-    def uniform(self) -> Tensor:
-        """[B] numbers."""
-        return self.uniform_like(self.ones)
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        numbers = torch.rand(self.batch_size, *shape, generator=self.generator, device=self.generator.device)
+        return low + (high - low) * numbers
 
-    def uniform_like(self, values: Tensor) -> Tensor:
-        return torch.rand(values.shape, generator=self.generator, device=values.device)
+    def log_uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        return self.uniform(*shape, low=math.log(low), high=math.log(high)).exp()
 
-    def normal_like(self, values: Tensor) -> Tensor:
-        return torch.randn(values.shape, generator=self.generator, device=values.device)
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(self.batch_size, *shape, generator=self.generator, device=self.generator.device)
 
-    def exponential_like(self, values: Tensor) -> Tensor:
-        return -torch.log1p(-self.uniform_like(values))
+    def exponential(self, *shape: int) -> Tensor:
+        return -torch.log1p(-self.uniform(*shape))
 
-    def integer(self, below: Tensor) -> Tensor:
-        """Whole numbers from 0 to below - 1."""
-        return torch.minimum((self.uniform_like(below) * below).long(), below.long() - 1)
+    def chance(self, probability: float | Tensor, *shape: int) -> Tensor:
+        return self.uniform(*shape) < probability
 
-    def chance(self, probability: float) -> Tensor:
-        """[B] 1 with the given probability, else 0."""
-        return (self.uniform() < probability).to(self.ones.dtype)
+    def integers(self, high: int | Tensor, *shape: int) -> Tensor:
+        """Whole numbers from 0 to high - 1."""
+        return (self.uniform(*shape) * high).long().clamp_max(high - 1)
+
+    def sign(self, *shape: int) -> Tensor:
+        return torch.where(self.chance(0.5, *shape), 1.0, -1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,23 +88,20 @@ def take(values: Tensor, index: Tensor) -> Tensor:
 
 def jitter(draw: Draw, problems: Problems, pixels: float) -> Problems:
     """Add noise to all points."""
-    return replace(
-        problems,
-        points0=problems.points0 + pixels * draw.normal_like(problems.points0),
-        points1=problems.points1 + pixels * draw.normal_like(problems.points1),
-    )
+    noise0, noise1 = (pixels * draw.normal(*problems.points0.shape[1:]) for _ in range(2))
+    return replace(problems, points0=problems.points0 + noise0, points1=problems.points1 + noise1)
 
 
 def drop_inliers(draw: Draw, inlier: Tensor, keep: Tensor, probability: float) -> Tensor:
     """[B x N] bool mask that leaves out up to four fifths of the inliers, in some problems."""
     share = 0.8 * draw.uniform() * draw.chance(probability)
-    return keep & ~(inlier & (draw.uniform_like(share[:, None].expand(keep.shape)) < share[:, None]))
+    return keep & ~(inlier & draw.chance(share[:, None], keep.shape[1]))
 
 
 def drop_outliers(draw: Draw, inlier: Tensor, keep: Tensor, probability: float) -> Tensor:
     """[B x N] bool mask that leaves out four fifths to all of the outliers, in some problems."""
     share = (0.8 + 0.25 * draw.uniform()) * draw.chance(probability)
-    clean = keep & ~(~inlier & (draw.uniform_like(share[:, None].expand(keep.shape)) < share[:, None]))
+    clean = keep & ~(~inlier & draw.chance(share[:, None], keep.shape[1]))
     # Problems without inliers stay as they are.
     return clean.where(clean.any(1, keepdim=True), keep)
 
@@ -111,7 +109,7 @@ def drop_outliers(draw: Draw, inlier: Tensor, keep: Tensor, probability: float) 
 def sample(draw: Draw, problems: Problems, keep: Tensor, count: int) -> Problems:
     """Sample matches of every problem at random, repeated if there are fewer."""
     # A random order, kept matches first.
-    order = (draw.uniform_like(problems.ratio) - keep.to(problems.ratio.dtype)).argsort(dim=1)
+    order = (draw.uniform(keep.shape[1]) - keep.to(problems.ratio.dtype)).argsort(dim=1)
     number = torch.arange(count, device=order.device)
     order = order.gather(1, number % keep.sum(1, keepdim=True).clamp_min(1))
     return replace(problems, mask=keep).pick(order)
@@ -127,10 +125,10 @@ def shorten(draw: Draw, problems: Problems, fewest: int) -> Problems:
 
 def wrong_partners(draw: Draw, problems: Problems, probability: float) -> Problems:
     """Give up to half of the matches the second keypoint of another match, in some problems."""
-    mask, ratio = problems.mask, problems.ratio
+    mask, count = problems.mask, problems.mask.shape[1]
     share = 0.5 * draw.uniform() * draw.chance(probability)
-    wrong = (draw.uniform_like(ratio) < share[:, None]) & mask
-    other = draw.integer(mask.sum(1).clamp_min(1)[:, None].expand_as(ratio))
+    wrong = draw.chance(share[:, None], count) & mask
+    other = draw.integers(mask.sum(1, keepdim=True).clamp_min(1), count)
 
     def second_of_other(values: Tensor) -> Tensor:
         return torch.stack([values[..., 0], values[..., 1].where(~wrong, take(values[..., 1], other))], dim=-1)
@@ -140,17 +138,17 @@ def wrong_partners(draw: Draw, problems: Problems, probability: float) -> Proble
         points1=problems.points1.where(~wrong[..., None], take(problems.points1, other)),
         sizes=second_of_other(problems.sizes),
         angles=second_of_other(problems.angles),
-        ratio=ratio.where(~wrong, 1 - 0.06 * draw.exponential_like(ratio)).clamp(0, 1),
-        mutual=problems.mutual & ~(wrong & (draw.uniform_like(ratio) < 0.8)),
+        ratio=problems.ratio.where(~wrong, 1 - 0.06 * draw.exponential(count)).clamp(0, 1),
+        mutual=problems.mutual & ~(wrong & draw.chance(0.8, count)),
     )
 
 
 def far_points(draw: Draw, problems: Problems, probability: float) -> Problems:
     """Move up to a tenth of the second points out of the image, up to one image away, in some problems."""
     share = 0.1 * draw.uniform() * draw.chance(probability)
-    far = ((draw.uniform_like(problems.ratio) < share[:, None]) & problems.mask)[..., None]
-    size = problems.image_size1[:, None]
-    anywhere = size * (3 * draw.uniform_like(problems.points1) - 1)
+    count, size = problems.mask.shape[1], problems.image_size1[:, None]
+    far = (draw.chance(share[:, None], count) & problems.mask)[..., None]
+    anywhere = size * (3 * draw.uniform(count, 2) - 1)
     inside = ((anywhere >= 0) & (anywhere < size)).all(-1, keepdim=True)
     return replace(problems, points1=problems.points1.where(~far | inside, anywhere))
 
@@ -158,7 +156,7 @@ def far_points(draw: Draw, problems: Problems, probability: float) -> Problems:
 def as_batch(draw: Draw, problems: Problems, inlier_distance: float, uncalibrated: float) -> Batch:
     """Normalise the problems: by cameras, or in some problems by image size."""
     p, distance = problems, problems.distance()
-    by_size = draw.chance(uncalibrated)[:, None, None] > 0
+    by_size = draw.chance(uncalibrated)[:, None, None]
     matches, sizes, to_rays = [], [], []
     for n, (points, K, image_size) in enumerate(((p.points0, p.K0, p.image_size0), (p.points1, p.K1, p.image_size1))):
         matches.append(torch.where(by_size, scale_by_size(points, image_size), calibrate(points, K)))
@@ -222,12 +220,13 @@ def _around_axis(angle: Tensor) -> Tensor:
 def mirror(draw: Draw, batch: Batch, probability: float) -> Batch:
     """Mirror both images left to right, in some problems."""
     mirrored = draw.chance(probability)
-    sign, one = 1 - 2 * mirrored, torch.ones_like(mirrored)
+    sign = 1 - 2 * mirrored.float()
+    one = torch.ones_like(sign)
     flip = torch.stack([sign, one, one], dim=-1)
     return replace(
         batch,
         matches=batch.matches * torch.stack([sign, one, sign, one], dim=-1)[:, None],
-        angles=torch.where(mirrored[:, None, None] > 0, math.pi - batch.angles, batch.angles),
+        angles=torch.where(mirrored[:, None, None], math.pi - batch.angles, batch.angles),
         R=flip[:, :, None] * batch.R * flip[:, None, :],
         t=flip * batch.t,
         E=flip[:, :, None] * batch.E * flip[:, None, :],
@@ -236,7 +235,7 @@ def mirror(draw: Draw, batch: Batch, probability: float) -> Batch:
 
 def swap(draw: Draw, batch: Batch, probability: float) -> Batch:
     """Swap the two images in some problems."""
-    swapped = draw.chance(probability) > 0
+    swapped = draw.chance(probability)
     of_matches = swapped[:, None, None]
     back = -(batch.R.mT @ batch.t[..., None])[..., 0]
     return replace(
@@ -256,7 +255,7 @@ def second_motion(draw: Draw, batch: Batch, probability: float) -> Batch:
     first = batch.matches[..., :2]
     partner = first.roll(1, 0)
     # The disc is centred at a match of the partner and contains a tenth to six tenths of its matches.
-    centre = take(partner, draw.integer(count.roll(1, 0).clamp_min(1))[:, None])
+    centre = take(partner, draw.integers(count.roll(1, 0).clamp_min(1))[:, None])
     distance = (partner - centre).norm(dim=-1).masked_fill(~batch.mask.roll(1, 0), math.inf)
     share = (0.1 + 0.5 * draw.uniform()) * draw.chance(probability)
     taken = (share * count.roll(1, 0)).long()[:, None]

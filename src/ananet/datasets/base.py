@@ -1,10 +1,12 @@
-"""Photos with cameras, labelled pairs and batches: what all data sources provide."""
+"""Photos with cameras, labelled pairs, tables of pairs and batches: what all data sources provide."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +14,10 @@ from torch import Tensor
 
 from ananet._util.defaults import INLIER_DISTANCE
 from ananet.core import geometry
-from ananet.core.cameras import rotate_axes
+from ananet.core.cameras import camera_matrices, camera_parameters, rotate_axes
 from ananet.core.correspondences import Correspondences
 from ananet.core.metrics import PoseError
+from ananet.errors import InputError
 from ananet.estimators.base import Pose
 
 # Without a baseline there is no epipolar geometry to label matches by, as in OANet.
@@ -158,3 +161,197 @@ class Batch:
     """[B x 3] direction of translation, of length 1."""
     E: Tensor
     """[B x 3 x 3] the true geometry of `matches` as they are normalised, p1^T E p0 = 0: [t]x R where they are rays."""
+
+
+# Ratios are stored as whole numbers up to this.
+RATIO_STEPS = 255
+
+
+@dataclass(frozen=True, eq=False)
+class PairTable:
+    """Pairs of many scenes as flat tensors, on any device. M images, P pairs, T keypoints and S matches in all.
+
+    Keypoints are stored once per image, a pair as indices into them: match k of a pair joins keypoint k of its first
+    image to keypoint `index[k]` of its second. At 2000 keypoints an image takes 24 KB and a pair 6.3 KB. Epipolar
+    distances are computed from points and pose.
+    """
+
+    points: Tensor
+    """[T x 2] float32 keypoints of all images, in pixels, free of lens distortion."""
+    sizes: Tensor
+    """[T] float16 diameters of the keypoints in pixels; NaN where not known."""
+    angles: Tensor
+    """[T] float16 orientations in radians; NaN where not known."""
+    image_start: Tensor
+    """[M + 1] int64: where each image's keypoints start."""
+    image_camera: Tensor
+    """[M x 4] float32 fx, fy, cx, cy."""
+    image_size: Tensor
+    """[M x 2] float32 width, height."""
+    pair_images: Tensor
+    """[P x 2] int64: the two images of each pair."""
+    pair_start: Tensor
+    """[P + 1] int64: where each pair's matches start."""
+    pair_rotation: Tensor
+    """[P x 3 x 3] float32, from the first camera to the second."""
+    pair_translation: Tensor
+    """[P x 3] float32 of length 1."""
+    index: Tensor
+    """[S] int32: keypoint of the second image."""
+    ratio: Tensor
+    """[S] uint8: descriptor ratio in 255ths."""
+    mutual: Tensor
+    """[S] bool."""
+
+    @property
+    def images(self) -> int:
+        return len(self.image_camera)
+
+    @property
+    def pairs(self) -> int:
+        return len(self.pair_images)
+
+    def to(self, device: str | torch.device) -> PairTable:
+        return PairTable(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+    def matches(self, number: int) -> Correspondences:
+        """Return the matches of one pair."""
+        start, end = self.pair_start[number : number + 2].tolist()
+        images, count = self.pair_images[number], end - start
+        index = torch.stack([torch.arange(count), self.index[start:end].long()], dim=1)
+        first, second = (self.image_start[images] + index).unbind(1)
+        known = {
+            f"{argument}{n}": values[keypoints].float()
+            for argument, values in (("keypoint_sizes", self.sizes), ("angles", self.angles))
+            # Values that one of the two images lacks are of no use.
+            if values[first].isfinite().all() and values[second].isfinite().all()
+            for n, keypoints in enumerate((first, second))
+        }
+        (K0, K1), (image_size0, image_size1) = camera_matrices(self.image_camera[images]), self.image_size[images]
+        known |= {"K0": K0, "K1": K1, "image_size0": image_size0, "image_size1": image_size1, "indices": index}
+        known |= {"ratio": self.ratio[start:end].float() / RATIO_STEPS, "mutual": self.mutual[start:end]}
+        matches = Correspondences(self.points[first], self.points[second], **known)
+        return matches.replace(given_as_numpy=True)
+
+    def check(self, where: str) -> None:
+        """Raise if columns contradict each other, as in a damaged file."""
+        check_starts("image_start", self.image_start, len(self.points), where)
+        check_starts("pair_start", self.pair_start, len(self.index), where)
+        check_counts({field.name: len(getattr(self, field.name)) for field in fields(self)}, where)
+        keypoints, matches = self.image_start.diff(), self.pair_start.diff()
+        if self.pairs and (self.pair_images.min() < 0 or self.pair_images.max() >= self.images):
+            raise InputError(f"{where}: pairs refer to images that are not there")
+        first, second = keypoints[self.pair_images].unbind(1)
+        if (matches > first).any() or (self.index < 0).any() or (self.index >= second.repeat_interleave(matches)).any():
+            raise InputError(f"{where}: matches refer to keypoints that are not there")
+        for name in ("points", "image_camera", "image_size", "pair_rotation", "pair_translation"):
+            if not getattr(self, name).isfinite().all():
+                raise InputError(f"{where}: {name} holds NaN or infinity")
+        for name, values in (("focal lengths", self.image_camera[:, :2]), ("image_size", self.image_size)):
+            if (values <= 0).any():
+                raise InputError(f"{where}: expected positive {name}, got {float(values.min()):g}")
+        if not self.pair_translation.any(dim=1).all():
+            raise InputError(f"{where}: expected translations of length 1, got 0")
+
+
+def check_starts(name: str, start: Tensor, entries: int, where: str) -> None:
+    """Raise unless `start` divides the entries: from 0 to their number, never decreasing."""
+    # Not diff(), which may overflow.
+    if len(start) == 0 or start[0] != 0 or start[-1] != entries or (start[1:] < start[:-1]).any():
+        raise InputError(f"{where}: {name} does not fit the {entries} entries it divides")
+
+
+def check_counts(counts: Mapping[str, int], where: str, packed: int = 1) -> None:
+    """Raise unless the lengths of a table's columns fit each other.
+
+    Args:
+        packed: mutual flags per stored entry; their count is rounded up to a multiple.
+    """
+    images, pairs = counts["image_start"] - 1, counts["pair_start"] - 1
+    expected = {
+        "sizes": counts["points"], "angles": counts["points"], "image_camera": images, "image_size": images,
+        "pair_images": pairs, "pair_rotation": pairs, "pair_translation": pairs, "ratio": counts["index"],
+        "mutual": -(-counts["index"] // packed) * packed,
+    }  # fmt: skip
+    for name, count in expected.items():
+        if counts[name] != count:
+            raise InputError(f"{where}: expected {count} entries of {name}, got {counts[name]}")
+
+
+def join(tables: Sequence[PairTable]) -> PairTable:
+    """Concatenate tables, with image numbers and starts shifted."""
+    image_shift = np.cumsum([0, *(table.images for table in tables)]).tolist()
+
+    def cat_starts(name: str) -> Tensor:
+        shift, parts = 0, [torch.zeros(1, dtype=torch.int64)]
+        for table in tables:
+            parts.append(getattr(table, name)[1:] + shift)
+            shift += int(getattr(table, name)[-1])
+        return torch.cat(parts)
+
+    columns = {f.name: torch.cat([getattr(table, f.name) for table in tables]) for f in fields(PairTable)}
+    columns |= {name: cat_starts(name) for name in ("image_start", "pair_start")}
+    shifted = [table.pair_images + shift for table, shift in zip(tables, image_shift, strict=False)]
+    return PairTable(**columns | {"pair_images": torch.cat(shifted)})
+
+
+def table_from_arrays(
+    images: Sequence[dict[str, np.ndarray | None]], pairs: Sequence[dict[str, np.ndarray]]
+) -> PairTable:
+    """Concatenate images and pairs into a table.
+
+    Images have `points`, `sizes`, `angles`, `K` and `image_size`; pairs have `images`, `R`, `t`, `index`, `ratio` and
+    `mutual`.
+    """
+
+    def starts(lengths: Iterable[int]) -> Tensor:
+        return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64))
+
+    def joined(rows: Sequence[Any], shape: tuple[int, ...], dtype: Any, join: Any) -> Tensor:
+        return torch.from_numpy(
+            np.ascontiguousarray(join(rows).astype(dtype)) if rows else np.zeros((0, *shape), dtype)
+        )
+
+    def per_keypoint(name: str) -> list[np.ndarray]:
+        """Values of all keypoints; NaN for images without."""
+        return [np.full(len(i["points"]), np.nan) if i[name] is None else i[name] for i in images]  # type: ignore[arg-type, misc]
+
+    return PairTable(
+        points=joined([image["points"] for image in images], (2,), np.float32, np.concatenate),
+        sizes=joined(per_keypoint("sizes"), (), np.float16, np.concatenate),
+        angles=joined(per_keypoint("angles"), (), np.float16, np.concatenate),
+        image_start=starts(len(image["points"]) for image in images),  # type: ignore[arg-type]
+        image_camera=joined([camera_parameters(image["K"]) for image in images], (4,), np.float32, np.stack),  # type: ignore[arg-type]
+        image_size=joined([image["image_size"] for image in images], (2,), np.float32, np.stack),
+        pair_images=joined([pair["images"] for pair in pairs], (2,), np.int64, np.stack),
+        pair_start=starts(len(pair["index"]) for pair in pairs),
+        pair_rotation=joined([pair["R"] for pair in pairs], (3, 3), np.float32, np.stack),
+        pair_translation=joined([pair["t"] for pair in pairs], (3,), np.float32, np.stack),
+        index=joined([pair["index"] for pair in pairs], (), np.int32, np.concatenate),
+        ratio=joined([np.round(pair["ratio"] * RATIO_STEPS) for pair in pairs], (), np.uint8, np.concatenate),
+        mutual=joined([pair["mutual"] for pair in pairs], (), bool, np.concatenate),
+    )
+
+
+def table_of_pairs(pairs: Iterable[LabelledPair]) -> PairTable:
+    """Make a table of calibrated pairs with poses, each with two images of its own."""
+    images: list[dict[str, np.ndarray | None]] = []
+    rows: list[dict[str, np.ndarray]] = []
+    for pair in pairs:
+        m = pair.matches._as_tensors()
+        if m.K0 is None or m.K1 is None or pair.R is None or pair.t is None:
+            raise InputError(f"pairs: expected cameras and a pose of every pair, {pair.name!r} lacks them")
+        names = {"points": "points", "sizes": "keypoint_sizes", "angles": "angles", "K": "K"}
+        for n in (0, 1):
+            given = {name: getattr(m, f"{argument}{n}") for name, argument in names.items()}
+            image: dict[str, Any] = {name: v if v is None else v.cpu().numpy() for name, v in given.items()}
+            size = getattr(m, f"image_size{n}")
+            # Without a size, the principal point is taken for the centre of the image.
+            images.append(image | {"image_size": 2 * image["K"][:2, 2] + 1 if size is None else np.array(size)})
+        row = {"images": np.array([len(images) - 2, len(images) - 1]), "index": np.arange(len(m))}
+        row |= {"R": pair.R.cpu().numpy(), "t": pair.t.cpu().numpy()}
+        # An unknown ratio counts as the worst.
+        row["ratio"] = np.ones(len(m)) if m.ratio is None else m.ratio.cpu().numpy()
+        row["mutual"] = np.zeros(len(m), bool) if m.mutual is None else m.mutual.cpu().numpy()
+        rows.append(row)
+    return table_from_arrays(images, rows)

@@ -21,9 +21,8 @@ from ananet._util.seeds import generator
 from ananet.core.cameras import camera_matrices
 from ananet.datasets import augment
 from ananet.datasets.augment import Draw, Problems
-from ananet.datasets.base import Batch
+from ananet.datasets.base import RATIO_STEPS, Batch, PairTable
 from ananet.datasets.sources import StoredPairs, scene_numbers
-from ananet.datasets.tables import RATIO_STEPS, PairTable
 from ananet.errors import InputError
 
 
@@ -130,8 +129,8 @@ class PairBatches(Dataset[Batch]):
 
     def __getitem__(self, number: int) -> Batch:
         draw = Draw(generator(self.device, self.stream, self.seed, number), self.settings.batch_size)
-        scene = draw.integer(torch.full_like(draw.ones, len(self.scene_count)))
-        pair = self.order[self.scene_start[scene] + draw.integer(self.scene_count[scene])]
+        scene = draw.integers(len(self.scene_count))
+        pair = self.order[self.scene_start[scene] + draw.integers(self.scene_count[scene])]
         return self._changed(draw, self._gather(pair))
 
     def _changed(self, draw: Draw, problems: Problems) -> Batch:

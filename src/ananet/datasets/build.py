@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,18 +25,10 @@ from tqdm import tqdm
 from ananet._util.checks import Settings, check_positive, check_whole_number
 from ananet._util.defaults import DETECTOR, INLIER_DISTANCE, MAX_KEYPOINTS
 from ananet.core import geometry
-from ananet.datasets.base import PosedImage, PosedPair, PosedScene
-from ananet.datasets.formats.shards import (
-    KEYPOINT_LIMIT,
-    nbytes,
-    read_index,
-    read_table,
-    write_index,
-    write_table,
-)
+from ananet.datasets.base import PairTable, PosedImage, PosedPair, PosedScene, join, table_from_arrays
+from ananet.datasets.formats.shards import KEYPOINT_LIMIT, nbytes, read_index, read_table, write_index, write_table
 from ananet.datasets.photos import PhotoFeatures, load_photo_detector, photo_features
 from ananet.datasets.sources import open_posed_photos
-from ananet.datasets.tables import PairTable, join, table_from_arrays
 from ananet.errors import InputError
 from ananet.features import Detector, NearestNeighbours, nearest_neighbours
 from ananet.io.files import only_process, read_json, remove_temporaries, write_json
@@ -162,9 +155,7 @@ def _build_scene(
 ) -> None:
     views = _views(scene)
     folder = Path(os.path.commonpath([image.path.resolve().parent for image, _ in views.values()]))
-    tables: list[PairTable] = []
-    names: list[str] = []
-    ratios: list[float] = []
+    tables, names, ratios = list[PairTable](), list[str](), list[float]()
     unreadable: dict[str, str] = {}
     bar = tqdm(desc=name, unit="pair", disable=not progress, leave=False)
     # OpenCV and torch would start threads of their own in each of ours.
@@ -174,7 +165,8 @@ def _build_scene(
     try:
         with ThreadPoolExecutor(workers) as pool:
             for scale in settings.scales:
-                found = dict(zip(views, _features(views.values(), scale, settings, pool), strict=True))
+                extract = partial(_features, detector=settings.load_detector(), scale=scale)
+                found = dict(zip(views, pool.map(extract, views.values()), strict=True))
                 readable = {key: one for key, one in found.items() if isinstance(one, PhotoFeatures)}
                 unreadable |= {views[key][0].path.name: one for key, one in found.items() if isinstance(one, str)}
                 pairs = _pairs(scene, readable, settings, pool, bar)
@@ -206,8 +198,9 @@ View = tuple[PosedImage, int]
 
 def _views(scene: PosedScene) -> dict[Any, View]:
     """Photos that pairs may use, each once, by a key: a photo may be listed with several poses, or cameras."""
-    listed = [(scene.images[name], 0) for name in sorted(scene.images)]
-    if scene.pairs is not None:
+    if scene.pairs is None:
+        listed = [(scene.images[name], 0) for name in sorted(scene.images)]
+    else:
         listed = [view for pair in scene.pairs for view in _views_of(pair)]
     return {_view_key(view): view for view in listed}
 
@@ -221,27 +214,16 @@ def _view_key(view: View) -> tuple[Any, ...]:
     return (image.path, image.K.tobytes(), image.distortion, turns)
 
 
-def _features(
-    views: Iterable[View], scale: float, settings: BuildSettings, pool: ThreadPoolExecutor
-) -> list[PhotoFeatures | str]:
-    """Features of every photo, or why it could not be read."""
-    detector = settings.load_detector()
-
-    def extract(view: View) -> PhotoFeatures | str:
-        try:
-            return photo_features(view[0], detector, turns=view[1], scale=scale, original_pixels=True)
-        except (InputError, OSError, cv2.error) as error:
-            return str(error)
-
-    return list(pool.map(extract, views))
+def _features(view: View, detector: Detector, scale: float) -> PhotoFeatures | str:
+    """Features of a photo, or why it could not be read."""
+    try:
+        return photo_features(view[0], detector, turns=view[1], scale=scale, original_pixels=True)
+    except (InputError, OSError, cv2.error) as error:
+        return str(error)
 
 
 def _pairs(
-    scene: PosedScene,
-    features: dict[Any, PhotoFeatures],
-    settings: BuildSettings,
-    pool: ThreadPoolExecutor,
-    bar: Any,
+    scene: PosedScene, features: dict[Any, PhotoFeatures], settings: BuildSettings, pool: ThreadPoolExecutor, bar: Any
 ) -> list[CandidatePair]:
     """Pairs of readable photos that are worth training on; images are numbered in the order of the features."""
     number = {key: n for n, key in enumerate(features)}
@@ -284,10 +266,7 @@ def examine(
 ) -> CandidatePair | None:
     """Match two images and count matches that agree with the true pose; None without a baseline or keypoints.
 
-    Args:
-        images: their numbers.
-        share: of the keypoints to use, the strongest ones.
-        neighbours: matches per keypoint.
+    Only this `share` of the keypoints is used, the strongest ones.
     """
     if not pair.has_baseline or len(first.features) == 0 or len(second.features) < 2:
         return None
@@ -319,10 +298,9 @@ def spread_over_difficulty(pairs: list[CandidatePair], most: int, seed: int) -> 
     if len(pairs) <= most:
         return pairs
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(pairs)).tolist()
     # One level per doubling of consistent matches; levels draw in turn.
     levels: dict[int, list[int]] = {}
-    for number in order:
+    for number in rng.permutation(len(pairs)).tolist():
         levels.setdefault(int(np.log2(max(1, pairs[number].consistent))), []).append(number)
     turns = itertools.zip_longest(*(levels[level] for level in sorted(levels)))
     drawn = [number for turn in turns for number in turn if number is not None][:most]
@@ -352,43 +330,24 @@ def _table(images: list[PhotoFeatures], pairs: list[CandidatePair], neighbours: 
     def repeated(values: np.ndarray | None) -> np.ndarray | None:
         return None if values is None else np.concatenate([values] * neighbours)
 
-    return table_from_arrays(
-        [
-            {
-                "points": repeated(image.features.points),
-                "sizes": repeated(image.features.sizes),
-                "angles": repeated(image.features.angles),
-                "K": image.K,
-                "image_size": np.array(image.features.image_size),
-            }
-            for image in images
-        ],
-        [
-            {
-                "images": np.array(pair.images),
-                "R": pair.R,
-                "t": pair.t,
-                "index": pair.neighbours.index,
-                "ratio": pair.neighbours.ratio,
-                "mutual": pair.neighbours.mutual,
-            }
-            for pair in pairs
-        ],
-    )
+    of_images = [
+        {name: repeated(getattr(image.features, name)) for name in ("points", "sizes", "angles")}
+        | {"K": image.K, "image_size": np.array(image.features.image_size)}
+        for image in images
+    ]
+    of_pairs = [{"images": np.array(pair.images), "R": pair.R, "t": pair.t, **vars(pair.neighbours)} for pair in pairs]
+    return table_from_arrays(of_images, of_pairs)
 
 
 def _assemble(out: Path, staging: Path, scenes: int, settings: BuildSettings) -> dict[str, Any]:
     """Join scenes to shards below the size limit, in order; return their part of the index."""
     limit = settings.shard_mib * 2**20
     groups: list[list[PairTable]] = [[]]
-    size = 0
     for number in range(scenes):
         table = read_table(_staged(staging, number, ".safetensors"))
-        if groups[-1] and size + nbytes(table) > limit:
+        if groups[-1] and sum(map(nbytes, groups[-1])) + nbytes(table) > limit:
             groups.append([])
-            size = 0
         groups[-1].append(table)
-        size += nbytes(table)
     shards = []
     for number, group in enumerate(groups):
         shards.append(f"pairs-{number:03d}.safetensors")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -21,7 +19,7 @@ from tqdm import tqdm
 from ananet._util.defaults import COLMAP_MIN_MATCHES
 from ananet.errors import InputError
 from ananet.features import nearest_neighbours
-from ananet.integrations.colmap.library import import_pycolmap, quiet
+from ananet.integrations.colmap.verification import import_pycolmap, quiet
 from ananet.io.images import read_image, reduce
 
 logger = logging.getLogger(__name__)
@@ -62,12 +60,7 @@ class Reconstruction:
 
 
 def reconstruct(
-    photos: str | Path,
-    out: str | Path,
-    *,
-    longest_side: int = 1600,
-    max_keypoints: int = 4096,
-    progress: bool = True,
+    photos: str | Path, out: str | Path, *, longest_side: int = 1600, max_keypoints: int = 4096, progress: bool = True
 ) -> Reconstruction:
     """Find cameras and poses of a folder of photos and write a scene: `out/images`, `out/sparse` (text).
 
@@ -89,8 +82,10 @@ def reconstruct(
         raise InputError(f"out: expected a folder that does not exist or is empty, got {out}")
     if not out.parent.is_dir():
         raise InputError(f"out: the folder {out.parent} does not exist")
-    with _temporary_folder(out) as work, quiet(pycolmap):
-        run = _Run(pycolmap, work, max_keypoints, progress)
+    # Beside `out`, so that the finished scene can be renamed to it.
+    beside = tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-", ignore_cleanup_errors=True)
+    with beside as work, quiet(pycolmap):
+        run = _Run(pycolmap, Path(work), max_keypoints, progress)
         run.prepare(found, longest_side)
         run.extract()
         run.match()
@@ -151,29 +146,21 @@ class _Run:
         pycolmap = self.pycolmap
         options = pycolmap.FeatureExtractionOptions()
         options.sift.max_num_features = self.max_keypoints
-        self.pycolmap.Database.open(self.database).close()
+        pycolmap.Database.open(self.database).close()
         with self.bar(len(self.names), "features") as bar:
             for (width, height, focal), names in self.cameras.items():
                 reader = pycolmap.ImageReaderOptions(camera_model="SIMPLE_RADIAL")
                 if focal is not None:
                     reader.camera_params = f"{focal},{width / 2},{height / 2},0"
                 for some in chunks(names, PHOTOS_AT_ONCE):
-                    pycolmap.extract_features(
-                        self.database,
-                        self.images,
-                        some,
-                        pycolmap.CameraMode.SINGLE,
-                        reader,
-                        options,
-                        pycolmap.Device.cpu,
-                    )
+                    how = (pycolmap.CameraMode.SINGLE, reader, options, pycolmap.Device.cpu)
+                    pycolmap.extract_features(self.database, self.images, some, *how)
                     with pycolmap.Database.open(self.database) as database:
                         reader.existing_camera_id = database.read_image_with_name(some[0]).camera_id
                     bar.update(len(some))
         with pycolmap.Database.open(self.database) as database:
-            counts = {
-                image.name: database.num_keypoints_for_image(image.image_id) for image in database.read_all_images()
-            }
+            images = database.read_all_images()
+            counts = {image.name: database.num_keypoints_for_image(image.image_id) for image in images}
         poor = [name for name in self.names if counts.get(name, 0) < MIN_KEYPOINTS]
         if len(self.names) - len(poor) < MIN_PHOTOS:
             raise InputError(
@@ -287,13 +274,3 @@ def chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
     """Split a list into parts of this size."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-@contextmanager
-def _temporary_folder(out: Path) -> Iterator[Path]:
-    """Make a folder beside `out`, so that a finished scene can be renamed to it."""
-    work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)

@@ -17,8 +17,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from ananet._util.names import Registry
-from ananet.datasets.base import LabelledPair, PosedScene
-from ananet.datasets.tables import PairTable, join, table_of_pairs
+from ananet.datasets.base import LabelledPair, PairTable, PosedScene, join, table_of_pairs
 from ananet.errors import InputError
 
 
@@ -167,7 +166,7 @@ SOURCES: Registry[Source] = Registry(
         "OANet raw scenes": "ananet.datasets.formats.oanet:OANetRawScenes",
         "views and pairs": "ananet.datasets.formats.pairlists:ViewsAndPairs",
         "posed scenes": "ananet.datasets.formats.colmap:PosedScenes",
-        "MULTI": "ananet.datasets.formats.multi:MULTICases",
+        "MULTI": "ananet.datasets.formats.labelled:MULTICases",
         "labelled matches": "ananet.datasets.formats.labelled:LabelledMatches",
         "pair list": "ananet.datasets.formats.pairlists:PairList",
     },

@@ -26,6 +26,7 @@ from torch import Tensor
 from ananet._util.checks import Settings
 from ananet._util.defaults import INLIER_DISTANCE
 from ananet.core import geometry
+from ananet.datasets.augment import Draw
 from ananet.datasets.base import Batch
 from ananet.errors import InputError
 
@@ -121,7 +122,7 @@ def synthesize(
     if batch_size < 1:
         raise InputError(f"batch_size: expected at least 1, got {batch_size!r}")
     settings = settings or SyntheticSettings()
-    draw = _Draw(generator, batch_size)
+    draw = Draw(generator, batch_size)
     count = settings.matches
 
     low, high = settings.inlier_ratio
@@ -181,35 +182,6 @@ def _constants(device: torch.device, *values: float) -> Tensor:
     return torch.tensor(values, device=device)
 
 
-class _Draw:
-    """Random numbers for a batch: every draw has shape [B x shape]."""
-
-    def __init__(self, generator: torch.Generator, batch_size: int) -> None:
-        self.generator, self.batch_size = generator, batch_size
-
-    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        numbers = torch.rand(self.batch_size, *shape, generator=self.generator, device=self.generator.device)
-        return low + (high - low) * numbers
-
-    def log_uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        return self.uniform(*shape, low=math.log(low), high=math.log(high)).exp()
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.randn(self.batch_size, *shape, generator=self.generator, device=self.generator.device)
-
-    def exponential(self, *shape: int) -> Tensor:
-        return -torch.log1p(-self.uniform(*shape))
-
-    def chance(self, probability: float | Tensor, *shape: int) -> Tensor:
-        return self.uniform(*shape) < probability
-
-    def integers(self, high: int, *shape: int) -> Tensor:
-        return (self.uniform(*shape) * high).long().clamp_max(high - 1)
-
-    def sign(self, *shape: int) -> Tensor:
-        return torch.where(self.chance(0.5, *shape), 1.0, -1.0)
-
-
 @dataclass(frozen=True, eq=False)
 class _Camera:
     """An image in calibrated coordinates: |p - centre| <= half."""
@@ -238,7 +210,7 @@ def _fold(places: Tensor) -> Tensor:
     return 1 - (torch.remainder(places + 1, 4) - 2).abs()
 
 
-def _cameras(draw: _Draw, settings: SyntheticSettings) -> tuple[_Camera, _Camera]:
+def _cameras(draw: Draw, settings: SyntheticSettings) -> tuple[_Camera, _Camera]:
     """Draw one camera for both images or, sometimes, two."""
     low, high = settings.focal
     focal = (0.95 * (0.45 * draw.normal(2)).exp()).clamp(low, high)  # measured median
@@ -267,7 +239,7 @@ def _rotation(axis_angle: Tensor) -> Tensor:
     return torch.eye(3, device=axis_angle.device) + sine * cross + (1 - cosine) * (cross @ cross)
 
 
-def _camera_motion(draw: _Draw, settings: SyntheticSettings, inlier_ratio: Tensor) -> tuple[Tensor, Tensor]:
+def _camera_motion(draw: Draw, settings: SyntheticSettings, inlier_ratio: Tensor) -> tuple[Tensor, Tensor]:
     """[B x 3 x 3] and [B x 3]: the second camera steps aside and mostly turns back to what the first one saw.
 
     As in photos, problems with many inliers have small motions: log(baseline) falls by 3 from none to all.
@@ -315,7 +287,7 @@ class _Scene:
         return inverse.clamp(1 / MAX_DEPTH, 1 / MIN_DEPTH)
 
 
-def _scene(draw: _Draw, settings: SyntheticSettings, camera: _Camera) -> _Scene:
+def _scene(draw: Draw, settings: SyntheticSettings, camera: _Camera) -> _Scene:
     """Surfaces of six kinds, in other proportions for each scene."""
     regions = settings.regions
     seeds = camera.rays(draw.uniform(regions, 2, low=-1.0, high=1.0))
@@ -356,7 +328,7 @@ def _scene(draw: _Draw, settings: SyntheticSettings, camera: _Camera) -> _Scene:
 
 
 def _body_motions(
-    draw: _Draw, settings: SyntheticSettings, seeds: Tensor, R: Tensor, t: Tensor
+    draw: Draw, settings: SyntheticSettings, seeds: Tensor, R: Tensor, t: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Add moving bodies to a camera motion.
 
@@ -383,7 +355,7 @@ def _body_motions(
     return rotations, translations, body
 
 
-def _texture(draw: _Draw, count: int, blobs: int = 48) -> Tensor:
+def _texture(draw: Draw, count: int, blobs: int = 48) -> Tensor:
     """[B x N x 2] places in [-1, 1]^2: clusters of very different size and weight, and a quarter uniform.
 
     In a third of the images most of the texture is in one part, as of an object before a plain wall.
@@ -415,7 +387,7 @@ def _transfer(
     return points, in_front & camera.sees(points)
 
 
-def _localisation_error(draw: _Draw, settings: SyntheticSettings, count: int) -> Tensor:
+def _localisation_error(draw: Draw, settings: SyntheticSettings, count: int) -> Tensor:
     """[B x N x 2] in pixels.
 
     Each problem has its own scale, and each match varies around it: measured, the 90th percentile of the distance to
@@ -425,7 +397,7 @@ def _localisation_error(draw: _Draw, settings: SyntheticSettings, count: int) ->
     return scale[..., None] * draw.normal(count, 2)
 
 
-def _mask(draw: _Draw, settings: SyntheticSettings) -> Tensor:
+def _mask(draw: Draw, settings: SyntheticSettings) -> Tensor:
     """[B x N] bool mask of the matches that exist, the first ones."""
     fewest = settings.fewest_matches or settings.matches
     existing = fewest + draw.integers(settings.matches - fewest + 1, 1)
@@ -440,7 +412,7 @@ def _best_share(quality: Tensor, allowed: Tensor, number: Tensor) -> Tensor:
 
 
 def _wrong_targets(
-    draw: _Draw,
+    draw: Draw,
     scene: _Scene,
     rays0: Tensor,
     true1: Tensor,
@@ -477,7 +449,7 @@ def _wrong_targets(
 
 
 def _popular_targets(
-    draw: _Draw, true1: Tensor, visible: Tensor, correct: Tensor, camera: _Camera
+    draw: Draw, true1: Tensor, visible: Tensor, correct: Tensor, camera: _Camera
 ) -> tuple[Tensor, Tensor]:
     """Targets of some popularity: points [B x N x 2], and the number of the keypoint [B x N].
 
@@ -494,7 +466,7 @@ def _popular_targets(
 
 
 def _repeated_targets(
-    draw: _Draw, scene: _Scene, rays0: Tensor, region: Tensor, body: Tensor, R: Tensor, t: Tensor, camera: _Camera
+    draw: Draw, scene: _Scene, rays0: Tensor, region: Tensor, body: Tensor, R: Tensor, t: Tensor, camera: _Camera
 ) -> tuple[Tensor, Tensor]:
     """Matches to a repeated structure, one or two periods further on the same surface.
 
@@ -511,7 +483,7 @@ def _repeated_targets(
     return repeated, repeats & _of_region(draw.chance(0.4, regions, 1), region).squeeze(-1)
 
 
-def _patch_targets(draw: _Draw, scene: _Scene, rays0: Tensor, region: Tensor, camera: _Camera) -> Tensor:
+def _patch_targets(draw: Draw, scene: _Scene, rays0: Tensor, region: Tensor, camera: _Camera) -> Tensor:
     """[B x N x 2] targets of regions that are matched elsewhere as a whole, turned and scaled."""
     regions = scene.seeds.shape[1]
     angle = 0.3 * draw.normal(regions, 1)
@@ -530,7 +502,7 @@ def _of_region(values: Tensor, region: Tensor) -> Tensor:
 
 
 def _side_information(
-    draw: _Draw, correct: Tensor, target: Tensor, ratio_gap: Tensor, inlier_ratio: Tensor
+    draw: Draw, correct: Tensor, target: Tensor, ratio_gap: Tensor, inlier_ratio: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Ratio and mutual flag, [B x N] each, as SIFT gives them.
 

@@ -5,15 +5,6 @@ from ananet.features.matching import Matcher, NearestNeighbours, match, nearest_
 from ananet.features.registry import DETECTORS, MATCHERS, load_detector, load_matcher
 
 __all__ = [
-    "DETECTORS",
-    "MATCHERS",
-    "Detector",
-    "Features",
-    "ImageDetector",
-    "Matcher",
-    "NearestNeighbours",
-    "load_detector",
-    "load_matcher",
-    "match",
-    "nearest_neighbours",
-]
+    "DETECTORS", "MATCHERS", "Detector", "Features", "ImageDetector", "Matcher", "NearestNeighbours", "load_detector",
+    "load_matcher", "match", "nearest_neighbours",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Base class of detectors that are networks, and the weights of detectors and matchers."""
+"""Base class of detectors that are networks, weights of detectors and matchers, and SuperPoint."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from typing import Any, ClassVar
 import cv2
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ananet._util.checks import check_share, check_whole_number
+from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS
 from ananet.errors import InputError
 from ananet.features.base import Features, ImageDetector
 from ananet.io.files import is_file
@@ -34,9 +37,10 @@ CELL = 32
 
 
 class LearnedDetector(ImageDetector):
-    """A network that finds keypoints without size and angle.
+    """A network that finds keypoints without size and angle. A subclass calls `use` and implements `find`.
 
-    A subclass makes its network with `use` and implements `find`.
+    All have the options of `Detector` and `weights`, a file; without one, weights are looked for by name in the folder
+    ANANET_WEIGHTS, then downloaded.
     """
 
     licence: ClassVar[str]
@@ -54,18 +58,12 @@ class LearnedDetector(ImageDetector):
         weights_name: str,
         given: Path | None,
         download: Callable[[], dict[str, Any]],
-        *,
         not_needed: tuple[str, ...] = (),
         channels_last: bool = True,
     ) -> nn.Module:
-        """Return the network with weights, ready to run.
+        """Return the network with weights, ready to run; `channels_last` matters for the speed on a CPU.
 
-        Args:
-            weights_name: of the file, without suffix.
-            given: a file of weights; None to look for them by name, or download them.
-            download: returns the published weights.
-            not_needed: prefixes of weights that may be missing.
-            channels_last: memory layout of the weights, which matters for the speed on a CPU.
+        For the other arguments see `take_weights` and `fill`.
         """
         weights, source = take_weights(weights_name, given, download, "--detector-weights")
         fill(network, weights, weights_name, source, not_needed)
@@ -131,6 +129,7 @@ def take_weights(
 
     Args:
         name: of the file, without suffix.
+        given: a file of weights; None to look for them by name, or download them.
         download: returns the published weights.
         option: of commands that takes a file, for the error message.
     """
@@ -195,3 +194,107 @@ def tell_once(notice: str) -> None:
     """Log a warning once, and not in worker processes."""
     if multiprocessing.parent_process() is None:
         logger.warning(notice)
+
+
+SUPERPOINT_URL = "https://github.com/magicleap/SuperPointPretrainedNetwork/raw/master/superpoint_v1.pth"
+SUPERPOINT_NOTICE = "SuperPoint: the weights of its authors are for non-commercial research only (Magic Leap's licence)"
+# Side of the network's cells, in pixels.
+SUPERPOINT_CELL = 8
+# Keypoints nearer than this to the border are left out, as by the authors.
+SUPERPOINT_BORDER = 4
+
+
+class SuperPointNetwork(nn.Module):
+    """Eight layers that halve the image three times, and heads for keypoints and descriptors; the authors' names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = 1
+        for number, channels in enumerate((64, 64, 128, 128), 1):
+            for letter in "ab":
+                setattr(self, f"conv{number}{letter}", nn.Conv2d(width, channels, 3, padding=1))
+                width = channels
+        self.convPa = nn.Conv2d(width, 256, 3, padding=1)
+        self.convPb = nn.Conv2d(256, SUPERPOINT_CELL**2 + 1, 1)
+        self.convDa = nn.Conv2d(width, 256, 3, padding=1)
+        self.convDb = nn.Conv2d(256, 256, 1)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """[B x 1 x H x W] to probabilities of keypoints [B x H x W] and descriptors [B x 256 x H/8 x W/8]."""
+        x = image
+        for number in range(1, 5):
+            x = x if number == 1 else F.max_pool2d(x, 2)
+            for letter in "ab":
+                x = F.relu(getattr(self, f"conv{number}{letter}")(x))
+        # The last channel is for cells without keypoint.
+        in_cells = self.convPb(F.relu(self.convPa(x))).softmax(dim=1)[:, :-1]
+        descriptors = self.convDb(F.relu(self.convDa(x)))
+        return F.pixel_shuffle(in_cells, SUPERPOINT_CELL)[:, 0], F.normalize(descriptors, dim=1)
+
+
+class SuperPoint(LearnedDetector):
+    """SuperPoint (DeTone et al. 2018): whole pixels, descriptors of 256 numbers.
+
+    Args:
+        threshold: lowest probability of keypoints.
+        radius: of non-maximum suppression, in pixels.
+    """
+
+    name = "superpoint"
+    licence = "non-commercial research only"
+    channels = 1
+
+    def __init__(
+        self,
+        max_keypoints: int = MAX_KEYPOINTS,
+        threshold: float = 0.0005,
+        radius: int = 4,
+        weights: Path | None = None,
+        longest_side: int | None = LONGEST_SIDE,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        super().__init__(max_keypoints, longest_side, device)
+        check_share("threshold", threshold)
+        self.threshold, self.radius = threshold, check_whole_number("radius", radius, 0)
+        tell_once(SUPERPOINT_NOTICE)
+        self.network = self.use(SuperPointNetwork(), "superpoint_v1", weights, _download)
+
+    def find(self, image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        probability, descriptors = self.network(image)
+        probability = strongest_around(probability, self.radius)[0]
+        rows, columns = (probability > self.threshold).nonzero().unbind(1)
+        points, scores = torch.stack([columns, rows], dim=1).float(), probability[rows, columns]
+        seen = inside(points, size, SUPERPOINT_BORDER)
+        points, scores = points[seen], scores[seen]
+        return points, sample(descriptors, points), scores
+
+
+def strongest_around(values: Tensor, radius: int) -> Tensor:
+    """[B x H x W] values that are the largest within a radius, 0 elsewhere.
+
+    Suppressed values are removed before the next round, so that a ridge keeps more than its peak.
+    """
+
+    def largest(image: Tensor) -> Tensor:
+        return F.max_pool2d(image, 2 * radius + 1, stride=1, padding=radius)
+
+    peaks = torch.zeros_like(values, dtype=torch.bool)
+    for _ in range(3):
+        open_ = values.masked_fill(largest(peaks.float()) > 0, 0)
+        peaks |= (open_ == largest(open_)) & (open_ > 0)
+    return values.masked_fill(~peaks, 0)
+
+
+def sample(descriptors: Tensor, points: Tensor) -> Tensor:
+    """[N x D] of unit length: descriptors of cells, [1 x D x h x w], interpolated at pixels, [N x 2]."""
+    height, width = descriptors.shape[-2:]
+    # The centre of the first cell is at 3.5 pixels, that of the last 8 (width - 1) further. Published code divides by
+    # this instead, and matchers were trained with it.
+    extent = SUPERPOINT_CELL * points.new_tensor([width, height]) - SUPERPOINT_CELL / 2 - 0.5
+    grid = (points - (SUPERPOINT_CELL / 2 - 0.5)) / extent * 2 - 1
+    sampled = F.grid_sample(descriptors, grid[None, None], align_corners=True)[0, :, 0].T
+    return F.normalize(sampled, dim=1)
+
+
+def _download() -> dict[str, Any]:
+    return torch.hub.load_state_dict_from_url(SUPERPOINT_URL, map_location="cpu", weights_only=True)

@@ -82,12 +82,7 @@ class Nearest(Matcher):
 
 
 def match(
-    features0: Features,
-    features1: Features,
-    *,
-    K0: Array | None = None,
-    K1: Array | None = None,
-    neighbours: int = 1,
+    features0: Features, features1: Features, *, K0: Array | None = None, K1: Array | None = None, neighbours: int = 1
 ) -> Correspondences:
     """Match every keypoint of the first image to its nearest neighbours in the second, by descriptor.
 

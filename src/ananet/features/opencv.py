@@ -38,11 +38,11 @@ class OpenCVDetector(ImageDetector):
             keypoints, descriptors = extractor.detectAndCompute(grey, None) if min(grey.shape) > 1 else ((), None)
         if not keypoints or descriptors is None:
             kind = np.float32 if extractor.descriptorType() == cv2.CV_32F else np.uint8
-            none = np.zeros(0, np.float32)
-            no_descriptors = np.zeros((0, extractor.descriptorSize()), kind)
-            return Features(np.zeros((0, 2), np.float32), no_descriptors, size, none, none, none)
+            points, none = np.zeros((0, 2), np.float32), np.zeros(0, np.float32)
+            return Features(points, np.zeros((0, extractor.descriptorSize()), kind), size, none, none, none)
         # OpenCV may return more, since it counts a keypoint with two orientations once.
-        response = np.array([keypoint.response for keypoint in keypoints], np.float32)
+        shapes = np.array([(each.size, each.angle, each.response) for each in keypoints], np.float32)
+        sizes, angles, response = shapes.T
         strongest = np.argsort(-response, kind="stable")[: self.max_keypoints]
         descriptors = descriptors[strongest]
         if descriptors.dtype != np.uint8:
@@ -51,19 +51,16 @@ class OpenCVDetector(ImageDetector):
             cv2.KeyPoint.convert(keypoints)[strongest],
             descriptors,
             size,
-            np.array([keypoint.size for keypoint in keypoints], np.float32)[strongest],
-            np.radians(np.array([keypoint.angle for keypoint in keypoints], np.float32)[strongest]),
+            sizes[strongest],
+            np.radians(angles[strongest]),
             response[strongest],
         )
 
 
 class SIFT(OpenCVDetector):
-    """OpenCV's SIFT; by default as in the paper, with unit-length descriptors.
+    """OpenCV's SIFT, as in the paper, with unit-length descriptors.
 
-    Args:
-        max_keypoints: number of keypoints to keep, the strongest ones.
-        contrast_threshold: lower finds keypoints in flatter parts of the image.
-        longest_side: larger images are scaled down to this first, which saves time and memory; None for never.
+    A lower `contrast_threshold` finds keypoints in flatter parts of the image.
     """
 
     name = "sift"
@@ -82,13 +79,7 @@ class SIFT(OpenCVDetector):
 
 
 class ORB(OpenCVDetector):
-    """OpenCV's ORB: binary descriptors, fast on a CPU.
-
-    Args:
-        max_keypoints: number of keypoints to keep, the strongest ones.
-        fast_threshold: of the corner detector; 0 for all corners.
-        longest_side: larger images are scaled down to this first, which saves time and memory; None for never.
-    """
+    """OpenCV's ORB: binary descriptors, fast on a CPU; a `fast_threshold` of 0 is for all corners."""
 
     name = "orb"
 

@@ -23,7 +23,7 @@ DETECTORS: Registry[Detector] = Registry(
         "aliked": "ananet.features.kornia:ALIKED",
         "disk": "ananet.features.kornia:DISK",
         "xfeat": "ananet.features.kornia:XFeat",
-        "superpoint": "ananet.features.superpoint:SuperPoint",
+        "superpoint": "ananet.features.learned:SuperPoint",
         "stored": "ananet.features.stored:StoredFeatures",
     },
 )
@@ -32,8 +32,8 @@ MATCHERS: Registry[Matcher] = Registry(
     "matcher",
     {
         "nearest": "ananet.features.matching:Nearest",
-        "lightglue": "ananet.features.lightglue:LightGlue",
-        "lighterglue": "ananet.features.lightglue:LighterGlue",
+        "lightglue": "ananet.features.kornia:LightGlue",
+        "lighterglue": "ananet.features.kornia:LighterGlue",
     },
 )
 """Matchers by name; `@MATCHERS.add` adds one."""

@@ -108,11 +108,7 @@ def read_features(path: Path, more: Sequence[str] = ()) -> tuple[Features, dict[
 
 
 def _features_of(arrays: dict[str, np.ndarray], image_size: tuple[int, int] | None = None) -> Features:
-    """Features from arrays by name.
-
-    Args:
-        image_size: used if the arrays do not say it.
-    """
+    """Features from arrays by name; `image_size` is used if the arrays lack it."""
     points = arrays.get("points", arrays.get("keypoints"))
     if points is None or "descriptors" not in arrays:
         raise InputError(f"expected points and descriptors, got {', '.join(arrays) or 'nothing'}")

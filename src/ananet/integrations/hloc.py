@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -90,7 +90,10 @@ def prune_matches(
     with ExitStack() as opened:
         images = Images({path: opened.enter_context(open_hdf5(path)) for path in paths})
         stored = opened.enter_context(open_hdf5(Path(matches)))
-        pairs = list(_stored_pairs(stored, images, Path(matches)))
+        pairs = sorted(groups_with(stored, "matches0"))
+        for group in pairs:
+            # Unknown names raise before any work is done.
+            images.names_of(group, Path(matches))
         temporary = opened.enter_context(atomic_path(output))
         with import_h5py().File(temporary, "w", libver="latest") as written:
             counts = np.zeros(4, np.int64)
@@ -106,10 +109,8 @@ def prune_matches(
 def _write(file: Any, pair: StoredPair, kept: Pruned) -> int:
     """Write the kept matches of a pair; return their number."""
     rows = np.flatnonzero(pair.matches0 >= 0)[kept.mask]
-    matches0 = np.full(len(pair.matches0), -1, np.int32)
-    matches0[rows] = pair.matches0[rows]
-    scores = np.zeros(len(pair.matches0), np.float16)
-    scores[rows] = kept.scores[kept.mask]
+    matches0, scores = np.full(len(pair.matches0), -1, np.int32), np.zeros(len(pair.matches0), np.float16)
+    matches0[rows], scores[rows] = pair.matches0[rows], kept.scores[kept.mask]
     group = file.create_group(pair.group)
     group.create_dataset("matches0", data=matches0)
     group.create_dataset("matching_scores0", data=scores)
@@ -127,14 +128,10 @@ class Images:
         self._warned = False
         for path, file in files.items():
             for name in groups_with(file, "keypoints"):
-                if name not in self.groups:
-                    self._add(name, file[name], path)
-
-    def _add(self, name: str, group: Any, path: Path) -> None:
-        other = self.flat.setdefault(name.replace("/", "-"), name)
-        if other != name:
-            raise InputError(f"{path}: {name} and {other} have the same name in hloc's matches")
-        self.groups[name] = group
+                other = self.flat.setdefault(name.replace("/", "-"), name)
+                if other != name:
+                    raise InputError(f"{path}: {name} and {other} have the same name in hloc's matches")
+                self.groups.setdefault(name, file[name])
 
     def names_of(self, group: str, path: Path) -> tuple[str, str]:
         """The two images of a pair."""
@@ -187,13 +184,11 @@ class Images:
             if points.ndim != 2 or points.shape[1] < 2:
                 raise InputError(f"{name}: keypoints: expected shape (N, 2), got {points.shape}")
             self._warn_if_coarse(name, points)
-            described = np.zeros((len(points), 0), np.float32)
-            if descriptors:
-                described = read_dataset(path, group, "descriptors").T.astype(np.float32)
+            described = read_dataset(path, group, "descriptors").T if descriptors else np.zeros((len(points), 0))
             while len(self._last) > 1:
                 self._last.pop(next(iter(self._last)))
             try:
-                self._last[name] = Features(points[:, :2], described, check_image_size(size))
+                self._last[name] = Features(points[:, :2], described.astype(np.float32), check_image_size(size))
             except InputError as error:
                 raise InputError(f"{name}: {error}") from None
         return self._last[name]
@@ -218,13 +213,6 @@ def _whole_indices(matches0: np.ndarray, count: int, group: str) -> np.ndarray:
     if (indices < -1).any():
         raise InputError(f"{group}: matches0: expected indices or -1, got {indices.min()}")
     return indices
-
-
-def _stored_pairs(file: Any, images: Images, path: Path) -> Iterator[str]:
-    """Yield the groups of all pairs, sorted; unknown image names raise before any work is done."""
-    for group in sorted(groups_with(file, "matches0")):
-        images.names_of(group, path)
-        yield group
 
 
 def groups_with(file: Any, dataset: str) -> list[str]:
@@ -262,35 +250,25 @@ def register() -> None:
         raise ImportError("hloc is not installed: see github.com/cvg/Hierarchical-Localization") from None
     # hloc imports hloc.matchers.NAME and uses the one model that is defined there.
     module = ModuleType(f"{matchers.__name__}.{MATCHER}")
-    module.Ananet = _matcher(BaseModel, module.__name__)  # type: ignore[attr-defined]
+
+    class Ananet(BaseModel):  # type: ignore[misc]
+        """Nearest neighbours, pruned."""
+
+        __module__ = module.__name__
+        default_conf: ClassVar = {"pruner": None}
+        required_inputs: ClassVar = [f"{name}{i}" for name in ("image", "keypoints", "descriptors") for i in (0, 1)]
+
+        def _init(self, conf: Mapping[str, Any]) -> None:
+            self.pruner: Pruner | None = None
+
+        def _forward(self, data: Mapping[str, Any]) -> dict[str, Tensor]:
+            if self.pruner is None:
+                self.pruner = load(self.conf["pruner"], device=data["descriptors0"].device)
+            return match_pair(data, self.pruner)
+
+    module.Ananet = Ananet  # type: ignore[attr-defined]
     sys.modules[module.__name__] = module
     setattr(matchers, MATCHER, module)
-
-
-def _matcher(base: type, module: str) -> type:
-    """Make the matcher class; its base class exists only where hloc is installed."""
-
-    def _init(self: Any, conf: Mapping[str, Any]) -> None:  # noqa: ARG001
-        self.pruner = None
-
-    def _forward(self: Any, data: Mapping[str, Any]) -> dict[str, Tensor]:
-        device = data["descriptors0"].device
-        if self.pruner is None:
-            self.pruner = load(self.conf["pruner"], device=device)
-        return match_pair(data, self.pruner)
-
-    return type(
-        "Ananet",
-        (base,),
-        {
-            "__doc__": "Nearest neighbours, pruned.",
-            "__module__": module,
-            "default_conf": {"pruner": None},
-            "required_inputs": [f"{name}{i}" for name in ("image", "keypoints", "descriptors") for i in (0, 1)],
-            "_init": _init,
-            "_forward": _forward,
-        },
-    )
 
 
 def match_pair(data: Mapping[str, Any], pruner: Pruner) -> dict[str, Tensor]:
@@ -305,16 +283,8 @@ def match_pair(data: Mapping[str, Any], pruner: Pruner) -> dict[str, Tensor]:
     if len(points0) and len(points1):
         found = nearest_neighbours(data["descriptors0"][0].mT, data["descriptors1"][0].mT)
         image_size0, image_size1 = ((image.shape[-1], image.shape[-2]) for image in (data["image0"], data["image1"]))
-        kept = pruner(
-            Correspondences(
-                points0[:, :2],
-                points1[found.index, :2],
-                image_size0=image_size0,
-                image_size1=image_size1,
-                ratio=found.ratio,
-                mutual=found.mutual,
-            )
-        )
+        points, known = (points0[:, :2], points1[found.index, :2]), {"ratio": found.ratio, "mutual": found.mutual}
+        kept = pruner(Correspondences(*points, image_size0=image_size0, image_size1=image_size1, **known))
         mask = torch.as_tensor(kept.mask)
         partners = torch.where(mask, found.index, partners)
         scores = torch.where(mask, torch.as_tensor(kept.scores), scores)

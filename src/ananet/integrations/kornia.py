@@ -63,21 +63,16 @@ class PrunedMatcher(nn.Module):
         found = nearest_neighbours(desc1, desc2)
         indices = torch.stack([torch.arange(len(desc1), device=desc1.device), found.index], dim=1)
         frames1, frames2 = lafs1[0].float()[indices[:, 0]], lafs2[0].float()[indices[:, 1]]
-        sizes = self._measured(_scales(lafs1) / self.frame_per_size, _scales(lafs2) / self.frame_per_size, indices)
-        angles = self._measured(_orientations(lafs1), _orientations(lafs2), indices)
-        matches = Correspondences(
-            frames1[:, :, 2],
-            frames2[:, :, 2],
-            image_size0=_size(lafs1, hw1),
-            image_size1=_size(lafs2, hw2),
-            ratio=found.ratio,
-            mutual=found.mutual,
-            keypoint_sizes0=sizes[0],
-            keypoint_sizes1=sizes[1],
-            angles0=angles[0],
-            angles1=angles[1],
-            indices=indices,
-        )
+        known = {"ratio": found.ratio, "mutual": found.mutual, "indices": indices}
+        for name, values1, values2 in (
+            ("keypoint_sizes", _scales(lafs1) / self.frame_per_size, _scales(lafs2) / self.frame_per_size),
+            ("angles", _orientations(lafs1), _orientations(lafs2)),
+        ):
+            # Values that are the same for all keypoints were not measured.
+            if not any(len(values) > 1 and bool((values == values[0]).all()) for values in (values1, values2)):
+                known |= {f"{name}0": values1[indices[:, 0]], f"{name}1": values2[indices[:, 1]]}
+        sizes = {"image_size0": _size(lafs1, hw1), "image_size1": _size(lafs2, hw2)}
+        matches = Correspondences(frames1[:, :, 2], frames2[:, :, 2], **sizes, **known)
         kept = self._pruner_on(desc1.device)(matches)
         return (1 - kept.scores[kept.mask])[:, None].to(desc1.dtype), indices[kept.mask]
 
@@ -87,13 +82,6 @@ class PrunedMatcher(nn.Module):
         if device not in self._loaded:
             self._loaded[device] = load(self.pruner, device=device)
         return self._loaded[device]
-
-    @staticmethod
-    def _measured(values1: Tensor, values2: Tensor, indices: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """Values of both keypoints of each match; None if they are the same for all, and so were not measured."""
-        if any(len(values) > 1 and bool((values == values[0]).all()) for values in (values1, values2)):
-            return None, None
-        return values1[indices[:, 0]], values2[indices[:, 1]]
 
 
 class WithFrames(nn.Module):
@@ -119,9 +107,8 @@ class WithFrames(nn.Module):
 def _split(descriptors: Tensor) -> tuple[Tensor, Tensor, tuple[int, int]]:
     """Descriptors, frames and image size from descriptors of `WithFrames`."""
     if descriptors.dim() != 2 or descriptors.shape[1] <= FRAME_CHANNELS + SIZE_CHANNELS:
-        raise InputError(
-            f"desc1 and desc2: expected frames, or descriptors of WithFrames, got {tuple(descriptors.shape)}"
-        )
+        shape = tuple(descriptors.shape)
+        raise InputError(f"desc1 and desc2: expected frames, or descriptors of WithFrames, got {shape}")
     own = descriptors.shape[1] - FRAME_CHANNELS - SIZE_CHANNELS
     plain, frames, sizes = descriptors.split([own, FRAME_CHANNELS, SIZE_CHANNELS], dim=1)
     if len(sizes) == 0:

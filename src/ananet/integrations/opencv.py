@@ -50,25 +50,23 @@ def prune(
     chosen = [neighbours for neighbours in map(_neighbours, matches) if neighbours]
     best = [neighbours[0] for neighbours in chosen]
     indices = np.array([(match.queryIdx, match.trainIdx) for match in best], np.int64).reshape(-1, 2)
-    _check_indices(indices, len(keypoints0), len(keypoints1))
-    first = [keypoints0[i] for i in indices[:, 0]]
-    second = [keypoints1[i] for i in indices[:, 1]]
-    keypoint_sizes0, keypoint_sizes1 = _both(_sizes(first), _sizes(second))
-    angles0, angles1 = _both(_angles(first), _angles(second))
-    correspondences = Correspondences(
-        _points(first),
-        _points(second),
-        K0=K0,
-        K1=K1,
-        image_size0=image_size0,
-        image_size1=image_size1,
-        ratio=_ratio(chosen),
-        mutual=None if back is None else _mutual(indices, back),
-        keypoint_sizes0=keypoint_sizes0,
-        keypoint_sizes1=keypoint_sizes1,
-        angles0=angles0,
-        angles1=angles1,
-    )
+    count0, count1 = len(keypoints0), len(keypoints1)
+    if len(indices) and ((indices < 0).any() or (indices >= [count0, count1]).any()):
+        got = " and ".join(map(str, indices.max(axis=0)))
+        raise InputError(
+            f"matches: expected indices below {count0} and {count1}, got up to {got}; "
+            "are the keypoints in the order of the images?"
+        )
+    first, second = [keypoints0[i] for i in indices[:, 0]], [keypoints1[i] for i in indices[:, 1]]
+    known: dict[str, Any] = {"K0": K0, "K1": K1, "image_size0": image_size0, "image_size1": image_size1}
+    for name, values0, values1 in (
+        ("keypoint_sizes", _sizes(first), _sizes(second)),
+        ("angles", _angles(first), _angles(second)),
+    ):
+        if values0 is not None and values1 is not None:
+            known |= {f"{name}0": values0, f"{name}1": values1}
+    mutual = None if back is None else _mutual(indices, back)
+    correspondences = Correspondences(_points(first), _points(second), ratio=_ratio(chosen), mutual=mutual, **known)
     used = pruner if isinstance(pruner, Pruner) else _loaded(pruner)
     return [match for match, is_kept in zip(best, used(correspondences).mask, strict=True) if is_kept]
 
@@ -88,14 +86,6 @@ def _neighbours(match: Any) -> Sequence[cv2.DMatch]:
     raise InputError(f"matches: expected cv2.DMatch or lists of them, got {type(match).__name__}")
 
 
-def _check_indices(indices: np.ndarray, count0: int, count1: int) -> None:
-    if len(indices) and ((indices < 0).any() or (indices >= [count0, count1]).any()):
-        raise InputError(
-            f"matches: expected indices below {count0} and {count1}, got up to {indices[:, 0].max()} and "
-            f"{indices[:, 1].max()}; are the keypoints in the order of the images?"
-        )
-
-
 def _points(keypoints: Sequence[cv2.KeyPoint]) -> np.ndarray:
     return np.array([keypoint.pt for keypoint in keypoints], np.float64).reshape(-1, 2)
 
@@ -110,10 +100,6 @@ def _angles(keypoints: Sequence[cv2.KeyPoint]) -> np.ndarray | None:
     """[N] radians; None if some keypoint has none."""
     angles = np.array([keypoint.angle for keypoint in keypoints], np.float32)
     return None if (angles == NO_ANGLE).any() else np.radians(angles)
-
-
-def _both(first: np.ndarray | None, second: np.ndarray | None) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
-    return (None, None) if first is None or second is None else (first, second)
 
 
 def _ratio(chosen: Sequence[Sequence[cv2.DMatch]]) -> np.ndarray | None:

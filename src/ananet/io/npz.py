@@ -44,12 +44,7 @@ PLAIN_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 # Names of 0.2, which files may still have.
-RENAMED = {
-    "size0": "image_size0",
-    "size1": "image_size1",
-    "sizes0": "keypoint_sizes0",
-    "sizes1": "keypoint_sizes1",
-}
+RENAMED = {"size0": "image_size0", "size1": "image_size1", "sizes0": "keypoint_sizes0", "sizes1": "keypoint_sizes1"}
 
 
 def read_matches(path: Path) -> Correspondences:

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from ananet import InputError
+from ananet.datasets.base import join
 from ananet.datasets.formats.colmap import read_posed_scene
-from ananet.datasets.formats.multi import read_case
+from ananet.datasets.formats.labelled import read_case
 from ananet.datasets.formats.pairlists import read_megadepth, read_pair_list
 from ananet.datasets.formats.shards import PairShards, write_index, write_table
-from ananet.datasets.tables import join
 from ananet.evaluation.predictions import Prediction, Predictions, PredictionStore, read_predictions, write_predictions
 from ananet.networks import load_network, save_network
 from ananet.training.checkpoint import load_checkpoint, save_checkpoint
 from ananet.training.settings import TrainSettings
-from tests.datasets.formats import test_colmap, test_multi, test_pairlists
+from tests.datasets.formats import test_colmap, test_labelled, test_pairlists
 from tests.datasets.formats.test_shards import scene, table_of
 from tests.evaluation.test_predictions import ORIGIN
 from tests.mutations import (
@@ -172,7 +172,7 @@ FORMATS = {
     ),
     "views": Format(write_views, ("views.txt", "pairs.txt"), TEXT, lambda folder: read_pairs(read_megadepth(folder))),
     "MULTI": Format(
-        lambda folder: test_multi.write_case(folder / "case"), CASE, TEXT, lambda folder: read_case(folder / "case")
+        lambda folder: test_labelled.write_case(folder / "case"), CASE, TEXT, lambda folder: read_case(folder / "case")
     ),
     "COLMAP text": Format(
         write_text_scene, (COLMAP + "cameras.txt", COLMAP + "images.txt", "place/pairs.txt"), TEXT, read_scene

@@ -1,7 +1,11 @@
+from pathlib import Path
+
+import cv2
 import numpy as np
 import pytest
+import torch
 
-from ananet.datasets.formats.labelled import LabelledMatches
+from ananet.datasets.formats.labelled import LabelledMatches, MULTICases, find_cases, read_case
 from ananet.datasets.sources import open_source, open_stored_pairs
 from ananet.errors import InputError
 
@@ -55,3 +59,84 @@ def test_folders_without_any(tmp_path):
     write(tmp_path / "a")
     with pytest.raises(InputError, match="labelled matches"):
         open_stored_pairs(tmp_path)
+
+
+def write_case(folder: Path, **texts: str) -> Path:
+    """Two right matches (one off by 0.9 px), one right only in the first image, one off by 1.1 px."""
+    folder.mkdir(parents=True)
+    for name, shape in (("B.JPG", (30, 40)), ("C.jpg", (50, 60))):
+        _, data = cv2.imencode(".jpg", np.zeros(shape, np.uint8))
+        (folder / name).write_bytes(data.tobytes())
+    files = {
+        "1key_location": "5\n1 2\n3.5 4.5\n5 6\n7 8\n9 9\n",
+        "2key_location": "4\n10 20\n30.9 40\n50 60\n71.1 80\n",
+        "match_idx": "0 0\n1 1\n2 0\n3 3\n",
+        "gt_location": "3\n1 2 10 20\n3.5 4.5 30 40\n7 8 70 80\n",
+    }
+    for name, text in (files | texts).items():
+        (folder / f"{name}.txt").write_text(text)
+    return folder
+
+
+def test_one_case(tmp_path: Path) -> None:
+    pair = read_case(write_case(tmp_path / "case3"))
+    assert pair.name == "case3"
+    assert pair.inlier.tolist() == [True, True, False, False]
+    assert pair.distance is None and pair.R is None
+    assert pair.matches.image_size0 == (40, 30) and pair.matches.image_size1 == (60, 50)
+    assert pair.matches.points1.tolist() == [[10, 20], [30.9, 40], [10, 20], [71.1, 80]]
+    expected = (torch.tensor([1.0, 2.0]) - torch.tensor([20.0, 15.0])) / (0.7 * 40)
+    torch.testing.assert_close(pair.matches._as_tensors().normalized()[0, :2].float(), expected)
+    assert pair.paths is not None and [path.name for path in pair.paths] == ["B.JPG", "C.jpg"]
+
+
+def test_cases_come_in_order(tmp_path: Path) -> None:
+    for part, case in (("part-b", "case1"), ("part-a", "case10"), ("part-a", "case2")):
+        write_case(tmp_path / part / case)
+    (tmp_path / "part-a" / "notes").mkdir()
+    assert [pair.name for pair in MULTICases(tmp_path)] == ["case2", "case10", "case1"]
+    assert find_cases(tmp_path / "part-b") == [tmp_path / "part-b" / "case1"]
+
+
+def test_cases_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+    write_case(tmp_path / "case1")
+    (write_case(tmp_path / "case2") / "match_idx.txt").write_text("0 9\n")
+    cases = MULTICases(tmp_path)
+    assert len(cases) == 2 and not cases.has_poses and cases.name == "MULTI"
+    assert cases[0].name == "case1"
+    with pytest.raises(InputError, match="match_idx.txt"):
+        cases[1]
+
+
+def test_nothing_true(tmp_path: Path) -> None:
+    assert not read_case(write_case(tmp_path / "case", gt_location="0\n")).inlier.any()
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({"match_idx": "0 4\n"}, "match_idx.txt: expected whole numbers from 0 to"),
+        ({"match_idx": "0.5 0\n"}, "match_idx.txt: expected whole numbers from 0 to"),
+        ({"match_idx": "-1 0\n"}, "match_idx.txt: expected whole numbers from 0 to"),
+        ({"gt_location": "2\n1 2 3 4\n"}, "expected 2 rows"),
+        ({"gt_location": "2\n1 2 3\n4 5 6\n"}, "gt_location.txt: expected a count"),
+        ({"1key_location": ""}, "1key_location.txt: expected a count"),
+        ({"1key_location": "1\n1 nan\n", "match_idx": "0 0\n"}, "finite"),
+        ({"2key_location": "1\nx y\n"}, "2key_location.txt: expected a count"),
+    ],
+)
+def test_broken_files(tmp_path: Path, texts: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_case(write_case(tmp_path / "case", **texts))
+
+
+def test_missing_things(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds none"):
+        MULTICases(tmp_path)
+    case = write_case(tmp_path / "case")
+    (case / "1key_location.txt").unlink()
+    with pytest.raises(InputError, match="no such file"):
+        read_case(case)
+    (case / "B.JPG").unlink()
+    with pytest.raises(InputError, match="two JPEG"):
+        read_case(case)

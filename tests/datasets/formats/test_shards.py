@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ananet import InputError
+from ananet.datasets.base import PairTable, join
 from ananet.datasets.formats.shards import (
     FORMAT,
     INDEX,
@@ -23,7 +24,6 @@ from ananet.datasets.formats.shards import (
     write_index,
     write_table,
 )
-from ananet.datasets.tables import PairTable, join
 
 
 def table_of(images: int, pairs: int, keypoints: int, seed: int = 0, known: bool = True) -> PairTable:

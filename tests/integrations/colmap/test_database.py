@@ -161,8 +161,8 @@ def test_views_in_memory_are_few(tmp_path, monkeypatch):
         monkeypatch.setattr(colmap_database, "BYTES_REMEMBERED", 3 * database.view(1).bytes)
         for image in range(1, 11):
             database.view(image)
-        assert list(database._views.views) == [(image, False) for image in (8, 9, 10)]
-        assert database._views.bytes == 3 * database.view(10).bytes
+        assert list(database._views) == [(image, False) for image in (8, 9, 10)]
+        assert database._view_bytes == 3 * database.view(10).bytes
 
 
 @pytest.mark.parametrize(

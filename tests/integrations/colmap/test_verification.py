@@ -1,13 +1,15 @@
 """COLMAP's verification as part of a transaction."""
 
 import sqlite3
+import sys
 
 import numpy as np
 import pytest
 
+from ananet.errors import MissingExtraError
 from ananet.integrations.colmap import prune_database
 from ananet.integrations.colmap.database import open_database, transaction
-from ananet.integrations.colmap.verification import verify_pairs
+from ananet.integrations.colmap.verification import import_pycolmap, quiet, verify_pairs
 from tests.integrations.colmap.databases import geometries, stored_matches, synthesize, write_problem
 
 pycolmap = pytest.importorskip("pycolmap")
@@ -72,3 +74,18 @@ def test_what_a_killed_run_left_is_removed(problem, tmp_path):
     write_problem(tmp_path / "a.db", problem, geometry=False)
     verify(tmp_path / "a.db")
     assert [file.name for file in tmp_path.iterdir()] == ["a.db"]
+
+
+def test_without_pycolmap_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycolmap", None)
+    with pytest.raises(MissingExtraError, match="pip install pycolmap .*extra 'colmap'"):
+        import_pycolmap()
+
+
+def test_colmap_is_as_loud_afterwards_as_before():
+    pycolmap = pytest.importorskip("pycolmap")
+    before = pycolmap.logging.minloglevel
+    with pytest.raises(RuntimeError), quiet(pycolmap):
+        assert pycolmap.logging.minloglevel == pycolmap.logging.Level.ERROR.value
+        raise RuntimeError
+    assert pycolmap.logging.minloglevel == before

@@ -90,7 +90,11 @@ def read_colmap(folder: str | Path, image_folder: str | Path | None = None, name
         name: of the scene; None for the folder's.
     """
     folder = Path(folder)
-    cameras, rows = _read_cameras(folder), _read_images(folder)
+    suffix = _suffix(folder)
+    if suffix is None:
+        raise InputError(f"folder: expected a COLMAP model (cameras and images, .bin or .txt), {folder} holds none")
+    read_cameras, read_images = (_binary_cameras, _binary_images) if suffix == ".bin" else (_text_cameras, _text_images)
+    cameras, rows = dict(read_cameras(folder / f"cameras{suffix}")), list(read_images(folder / f"images{suffix}"))
     if not rows:
         raise InputError(f"folder: expected a model with images, {folder} has none")
     images: dict[str, PosedImage] = {}
@@ -131,27 +135,8 @@ def _rotation(quaternion: np.ndarray, where: str) -> np.ndarray:
 
 def _suffix(folder: Path) -> str | None:
     """Return the format of the model in a folder, binary first as in COLMAP; None without a model."""
-    for suffix in (".bin", ".txt"):
-        if all((folder / f"{part}{suffix}").is_file() for part in ("cameras", "images")):
-            return suffix
-    return None
-
-
-def _model_file(folder: Path, part: str) -> Path:
-    suffix = _suffix(folder)
-    if suffix is None:
-        raise InputError(f"folder: expected a COLMAP model (cameras and images, .bin or .txt), {folder} holds none")
-    return folder / f"{part}{suffix}"
-
-
-def _read_cameras(folder: Path) -> dict[int, Camera]:
-    path = _model_file(folder, "cameras")
-    return dict(_binary_cameras(path) if path.suffix == ".bin" else _text_cameras(path))
-
-
-def _read_images(folder: Path) -> list[ImageRow]:
-    path = _model_file(folder, "images")
-    return list(_binary_images(path) if path.suffix == ".bin" else _text_images(path))
+    complete = (s for s in (".bin", ".txt") if all((folder / f"{part}{s}").is_file() for part in ("cameras", "images")))
+    return next(complete, None)
 
 
 def _text_cameras(path: Path) -> Iterator[tuple[int, Camera]]:
@@ -200,28 +185,20 @@ class _BinaryReader:
         self.path, self.data, self.position = path, path.read_bytes(), 0
 
     def take(self, layout: str) -> tuple[float, ...]:
-        layout = "<" + layout
-        self._require(struct.calcsize(layout))
-        values = struct.unpack_from(layout, self.data, self.position)
-        self.position += struct.calcsize(layout)
-        return values
+        start = self.position
+        self.skip(struct.calcsize("<" + layout))
+        return struct.unpack_from("<" + layout, self.data, start)
 
     def text(self) -> str:
         """Up to the next zero byte."""
-        end = self.data.find(b"\0", self.position)
-        if end < 0:
-            self._require(len(self.data))
-        text = self.data[self.position : end].decode("utf-8", errors="surrogateescape")
-        self.position = end + 1
-        return text
+        start, end = self.position, self.data.find(b"\0", self.position)
+        self.skip(end + 1 - start if end >= 0 else len(self.data) + 1)
+        return self.data[start:end].decode("utf-8", errors="surrogateescape")
 
     def skip(self, size: int) -> None:
-        self._require(size)
-        self.position += size
-
-    def _require(self, size: int) -> None:
         if self.position + size > len(self.data):
             raise InputError(f"{self.path}: expected more data after byte {self.position}, the file is cut short")
+        self.position += size
 
 
 def _binary_cameras(path: Path) -> Iterator[tuple[int, Camera]]:

@@ -18,9 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ananet.datasets.base import LabelledPair
+from ananet.datasets.base import LabelledPair, PairTable, check_counts, check_starts, join
 from ananet.datasets.sources import StoredPairs, digest
-from ananet.datasets.tables import PairTable, check_counts, check_starts, join
 from ananet.errors import InputError
 from ananet.io.files import read_json, save_tensors, write_json
 

@@ -122,7 +122,9 @@ class Database:
         self.path, self.connection = path, connection
         self.name = name
         """Shown in messages."""
-        self._views = _Remembered()
+        # Least-recently-used cache.
+        self._views: OrderedDict[tuple[int, bool], View] = OrderedDict()
+        self._view_bytes = 0
         self._unknown_cameras: set[int] = set()
 
     def image_names(self) -> dict[int, str]:
@@ -137,14 +139,9 @@ class Database:
 
     def matched_pairs(self) -> Iterator[StoredMatches]:
         """Yield pairs with matches one at a time; the caller may change them meanwhile."""
-        last = -1
-        while True:
-            row = self.connection.execute(
-                "SELECT pair_id, rows, cols, data FROM matches WHERE pair_id > ? AND rows > 0 ORDER BY pair_id LIMIT 1",
-                (last,),
-            ).fetchone()
-            if row is None:
-                return
+        last, some = -1, "pair_id > ? AND rows > 0 ORDER BY pair_id LIMIT 1"
+        query = f"SELECT pair_id, rows, cols, data FROM matches WHERE {some}"
+        while row := self.connection.execute(query, (last,)).fetchone():
             last, *stored = row
             yield StoredMatches(Pair.of(last), self._array(f"matches of pair {last}", np.uint32, stored, (2,)))
 
@@ -167,9 +164,6 @@ class Database:
             "DELETE FROM two_view_geometries WHERE pair_id IN (?, ?)", (pair.number, pair.reversed.number)
         )
         return removed.rowcount > 0
-
-    def remove_matches(self, pair: Pair) -> None:
-        self.connection.execute("DELETE FROM matches WHERE pair_id = ?", (pair.number,))
 
     def has_foreign_matches(self) -> bool:
         """Return whether some pair has matches that `match_database` did not write."""
@@ -204,19 +198,24 @@ class Database:
 
     def view(self, image: int, descriptors: bool = False) -> View:
         """Return an image's keypoints, camera and, if asked for, descriptors."""
-        return self._views.get((image, descriptors), lambda: self._read_view(image, descriptors))
+        key = (image, descriptors)
+        if key not in self._views:
+            self._views[key] = self._read_view(image, descriptors)
+            self._view_bytes += self._views[key].bytes
+        self._views.move_to_end(key)
+        while self._view_bytes > BYTES_REMEMBERED and len(self._views) > 1:
+            self._view_bytes -= self._views.popitem(last=False)[1].bytes
+        return self._views[key]
 
     def _read_view(self, image: int, descriptors: bool) -> View:
-        stored = self.connection.execute(
-            "SELECT rows, cols, data FROM keypoints WHERE image_id = ?", (image,)
-        ).fetchone()
+        query = "SELECT rows, cols, data FROM keypoints WHERE image_id = ?"
+        stored = self.connection.execute(query, (image,)).fetchone()
         if stored is None:
             raise InputError(f"{self.name}: expected keypoints of image {image}, which is matched; there are none")
         keypoints = self._array(f"keypoints of image {image}", np.float32, stored, (2, 4, 6))
         points = keypoints[:, :2].astype(np.float64) - HALF_PIXEL
         camera, size = self._camera(image)
-        if size is None:
-            size = _extent(points)
+        size = size or _extent(points)
         if camera is not None:
             points = undistort_points(points, camera.K, camera.distortion)
         sizes, angles = _shapes(keypoints)
@@ -225,19 +224,16 @@ class Database:
 
     def _camera(self, image: int) -> tuple[Camera | None, tuple[int, int] | None]:
         """The camera and the size of an image; None where the database does not know them."""
-        row = self.connection.execute(
-            "SELECT camera_id, model, width, height, params, prior_focal_length FROM cameras "
-            "JOIN images USING (camera_id) WHERE image_id = ?",
-            (image,),
-        ).fetchone()
+        columns = "camera_id, model, width, height, params, prior_focal_length"
+        query = f"SELECT {columns} FROM cameras JOIN images USING (camera_id) WHERE image_id = ?"
+        row = self.connection.execute(query, (image,)).fetchone()
         if row is None:
             return None, None
         identity, number, width, height, params, focal_is_known = row
         known = all(isinstance(side, int) and 0 < side < MAX_SIDE for side in (width, height))
         size = (width, height) if known else None
         try:
-            parameters = np.frombuffer(params or b"", np.float64)
-            model = MODEL_NAMES.get(number, f"number {number}")
+            parameters, model = np.frombuffer(params or b"", np.float64), MODEL_NAMES.get(number, f"number {number}")
             camera = parse_camera(model, (width, height), parameters, f"camera {identity}")
         except (ValueError, TypeError) as error:
             if identity not in self._unknown_cameras:
@@ -281,9 +277,6 @@ class Database:
     def _has_table(self, name: str) -> bool:
         query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
         return bool(self.connection.execute(query, (name,)).fetchone()[0])
-
-    def commit(self) -> None:
-        self.connection.execute("COMMIT")
 
     def check(self) -> None:
         """Raise unless this is a COLMAP database."""
@@ -356,24 +349,6 @@ def _clear_errors(name: str) -> Iterator[None]:
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             raise OSError(f"could not write {name}: {error}") from None
         raise InputError(f"{name}: not a readable COLMAP database ({error})") from None
-
-
-class _Remembered:
-    """Least-recently-used cache of views, limited in bytes."""
-
-    def __init__(self) -> None:
-        self.views: OrderedDict[Any, View] = OrderedDict()
-        self.bytes = 0
-
-    def get(self, key: Any, read: Any) -> View:
-        if key not in self.views:
-            self.views[key] = read()
-            self.bytes += self.views[key].bytes
-        self.views.move_to_end(key)
-        while self.bytes > BYTES_REMEMBERED and len(self.views) > 1:
-            _, oldest = self.views.popitem(last=False)
-            self.bytes -= oldest.bytes
-        return self.views[key]
 
 
 def _digest(data: bytes | None) -> bytes:

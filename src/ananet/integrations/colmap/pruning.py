@@ -29,15 +29,12 @@ from ananet.errors import InputError
 from ananet.estimators.base import one_to_one
 from ananet.features import nearest_neighbours
 from ananet.integrations.colmap.database import Database, Pair, copy_database, join, open_database, transaction
-from ananet.integrations.colmap.library import import_pycolmap
-from ananet.integrations.colmap.verification import verify_pairs
+from ananet.integrations.colmap.verification import import_pycolmap, verify_pairs
 from ananet.io.files import atomic_path, check_output, file_sha256
 from ananet.io.pairs import read_pairs
 from ananet.pruners import Pruner, load
 from ananet.pruners.base import Pruned, stream_items
 from ananet.pruners.registry import look_up as look_up_pruner
-
-__all__ = ["Summary", "match_database", "prune_database", "verify_database"]
 
 ALL_PAIRS, EXISTING_PAIRS = "all", "existing"
 
@@ -181,7 +178,6 @@ class _Job:
         pruner: str | Path | Pruner | None,
         device: str | torch.device,
         min_matches: int,
-        *,
         matching: bool,
         progress: bool,
     ) -> None:
@@ -195,18 +191,17 @@ class _Job:
 
     def stored(self, database: Database) -> tuple[int, Iterator[_Putative]]:
         """Return the number of pairs with matches, and these pairs."""
+        return database.count_matched_pairs(), self._stored(database)
 
-        def read() -> Iterator[_Putative]:
-            pairs = database.matched_pairs()
-            while True:
-                with self.summary.timed("read"):
-                    stored = next(pairs, None)
-                    if stored is None:
-                        return
-                    putative = self._read(database, *stored)
-                yield putative
-
-        return database.count_matched_pairs(), read()
+    def _stored(self, database: Database) -> Iterator[_Putative]:
+        pairs = database.matched_pairs()
+        while True:
+            with self.summary.timed("read"):
+                stored = next(pairs, None)
+                if stored is None:
+                    return
+                putative = self._read(database, *stored)
+            yield putative
 
     def _read(self, database: Database, pair: Pair, indices: np.ndarray) -> _Putative:
         if database.is_marked(pair, self.identity, matched=False):
@@ -214,10 +209,8 @@ class _Job:
         views = database.view(pair.first), database.view(pair.second)
         for image, column, view in zip(pair, indices.T, views, strict=True):
             if column.max(initial=0) >= len(view):
-                raise InputError(
-                    f"{database.name}: matches of images {pair.first} and {pair.second}: expected keypoints below "
-                    f"{len(view)} of image {image}, got {column.max()}"
-                )
+                expected = f"expected keypoints below {len(view)} of image {image}, got {column.max()}"
+                raise InputError(f"{database.name}: matches of images {pair.first} and {pair.second}: {expected}")
         matches, usable = join(*views, indices)
         return _Putative(pair, indices, usable, matches)
 
@@ -298,7 +291,7 @@ class _Job:
         pair = putative.pair
         if self.matching:
             # Other programs may have stored the pair the other way round.
-            database.remove_matches(pair.reversed)
+            database.connection.execute("DELETE FROM matches WHERE pair_id = ?", (pair.reversed.number,))
         self.summary.geometries_removed += database.write_matches(pair, putative.indices[mask])
         if putative.matches is not None or count < len(mask):
             database.mark(pair, self.identity, self.matching)
@@ -322,27 +315,22 @@ def _run(
                     job.summary.verified = verify_pairs(pycolmap, database)
             if not dry_run:
                 with job.summary.timed("write"):
-                    database.commit()
+                    database.connection.execute("COMMIT")
 
     with open_database(path) as database:
         if output is None or dry_run:
             change(database)
             return job.summary
-        with atomic_path(_check_output(Path(output), path)) as temporary:
+        target = check_output(output, path)
+        # SQLite would apply the log of the old file to the new one.
+        if any(target.with_name(target.name + suffix).exists() for suffix in ("-wal", "-journal")):
+            raise InputError(f"output: {output} is open in another program, or was left by one that was killed")
+        with atomic_path(target) as temporary:
             with job.summary.timed("write"):
                 copy_database(database, temporary)
             with open_database(temporary, name=str(path)) as copy:
                 change(copy)
     return job.summary
-
-
-def _check_output(output: Path, path: Path) -> Path:
-    target = check_output(output, path)
-    # SQLite would apply the log of the old file to the new one.
-    for suffix in ("-wal", "-journal"):
-        if target.with_name(target.name + suffix).exists():
-            raise InputError(f"output: {output} is open in another program, or was left by one that was killed")
-    return target
 
 
 def identity_of(pruner: str | Path | Pruner) -> str:

@@ -6,12 +6,13 @@ import glob
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ananet.errors import MissingExtraError
 from ananet.integrations.colmap.database import MARKS, Database, Pair
-from ananet.integrations.colmap.library import quiet
 
 
 def verify_pairs(pycolmap: Any, database: Database) -> int:
@@ -83,3 +84,22 @@ def _take_geometries(database: Database, source: Path) -> None:
         )
     finally:
         copy.close()
+
+
+def import_pycolmap() -> Any:
+    try:
+        import pycolmap
+    except ImportError:
+        raise MissingExtraError("pycolmap", "colmap") from None
+    return pycolmap
+
+
+@contextmanager
+def quiet(pycolmap: Any) -> Iterator[None]:
+    """Log only COLMAP's errors: its messages on stderr break progress bars."""
+    before = pycolmap.logging.minloglevel
+    pycolmap.logging.minloglevel = pycolmap.logging.Level.ERROR.value
+    try:
+        yield
+    finally:
+        pycolmap.logging.minloglevel = before
