@@ -3,7 +3,7 @@
     PYTHONPATH=src python3 benchmarks/busy.py [results.json]
 
 Every case runs in its own process, since OpenMP reads its settings once, and the cases take turns, since a machine
-may be busy with other things too. Ratios are to "ananet first", which is what `import ananet` makes of it.
+may be busy with other things too. Ratios are to "variables set", as the `ananet` command sets them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MATCHES, CALLS, ROUNDS = 2000, 3, 1
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 TIMED = f"""
 import time
-{{imports}}
-import numpy as np
+import numpy as np, torch, ananet
+{{setup}}
 points = np.random.default_rng(0).random(({MATCHES}, 2)) * 640
 pruner = ananet.load(device="cpu")
 call = lambda: pruner(points, points + 3, image_size0=(640, 640), image_size1=(640, 640))
@@ -33,18 +33,19 @@ for _ in range({CALLS}):
     times.append(time.perf_counter() - start)
 print(sorted(times)[{CALLS} // 2])
 """
-CASES = {
-    "ananet first": "import ananet",
-    "torch first": "import torch, ananet",
-    "torch first, one thread": "import torch, ananet; torch.set_num_threads(1)",
+VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
+# (environment variables, statements after the imports) each.
+CASES: dict[str, tuple[dict[str, str], str]] = {
+    "variables set": (VARIABLES, ""),
+    "not set": ({}, ""),
+    "not set, one thread": ({}, "torch.set_num_threads(1)"),
 }
 
 
-def seconds(imports: str) -> float:
+def seconds(variables: dict[str, str], setup: str) -> float:
     """Median time of a call in a process that starts so."""
-    set_by_ananet = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    environment = {name: value for name, value in os.environ.items() if name not in set_by_ananet}
-    command = [sys.executable, "-c", TIMED.format(imports=imports)]
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES} | variables
+    command = [sys.executable, "-c", TIMED.format(setup=setup)]
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
@@ -54,8 +55,8 @@ def measure(neighbours: int) -> dict[str, float]:
     try:
         taken: dict[str, list[float]] = {name: [] for name in CASES}
         for _ in range(ROUNDS):
-            for name, imports in CASES.items():
-                taken[name].append(seconds(imports))
+            for name, case in CASES.items():
+                taken[name].append(seconds(*case))
     finally:
         for process in busy:
             process.kill()
@@ -69,7 +70,7 @@ def main() -> None:
         Path(sys.argv[1]).write_text(json.dumps(results, indent=1))
     for title, times in results.items():
         for name, taken in times.items():
-            print(f"{title:14} {name:26} {taken * 1000:9.0f} ms  x {taken / times['ananet first']:.2f}")
+            print(f"{title:14} {name:26} {taken * 1000:9.0f} ms  x {taken / times['variables set']:.2f}")
 
 
 if __name__ == "__main__":
