@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import cv2
 import numpy as np
 
 Colour = tuple[int, int, int]
+Legend = Sequence[tuple[list[Colour], str]]
 
 # All colours are BGR.
 GREEN: Colour = (96, 200, 64)
@@ -55,6 +57,9 @@ class Panel:
     """Pixels of the panel per pixel of the photo."""
 
 
+Image = np.ndarray | Panel
+
+
 def make_panel(image: np.ndarray, height: int = PANEL_HEIGHT, size: tuple[int, int] | None = None) -> Panel:
     """A photo at the given height, or lower if it would become wider than 4096 pixels.
 
@@ -69,8 +74,8 @@ def make_panel(image: np.ndarray, height: int = PANEL_HEIGHT, size: tuple[int, i
 
 
 def draw_matches(
-    image0: np.ndarray | Panel,
-    image1: np.ndarray | Panel,
+    image0: Image,
+    image1: Image,
     points0: np.ndarray,
     points1: np.ndarray,
     mask: np.ndarray,
@@ -94,35 +99,31 @@ def draw_matches(
     Returns:
         [H x W x 3] uint8 BGR.
     """
-    canvas, starts, ends = _side_by_side(image0, image1, points0, points1, height)
-    grey = cv2.cvtColor(cv2.cvtColor(canvas, cv2.COLOR_BGR2GRAY), cv2.COLOR_GRAY2BGR)
-    canvas = cv2.addWeighted(grey, GREY_SHARE, canvas, 1 - GREY_SHARE, 0)
-    strong, weak, removed = (mask, ~mask & mask, ~mask) if inliers is None else (mask & inliers, mask & ~inliers, ~mask)
-    colours = _colours_of_places(starts)
-    legend: list[tuple[list[Colour], str]] = []
+    drawing = _Drawing(image0, image1, points0, points1, height)
+    grey = cv2.cvtColor(cv2.cvtColor(drawing.canvas, cv2.COLOR_BGR2GRAY), cv2.COLOR_GRAY2BGR)
+    drawing.canvas = cv2.addWeighted(grey, GREY_SHARE, drawing.canvas, 1 - GREY_SHARE, 0)
+    strong = mask if inliers is None else mask & inliers
+    weak = mask & ~strong
+    rainbow = _colours_of_places(np.column_stack([np.linspace(0, 1, 12), np.zeros(12)]))
+    legend = [(rainbow, f"{mask.sum()} kept")]
+    if inliers is not None:
+        legend = [(rainbow, f"{strong.sum()} pose inliers (large)"), (rainbow, f"{weak.sum()} others kept (small)")]
     if show_removed:
-        canvas = _blend_lines(canvas, starts, ends, [RED] * len(mask), np.flatnonzero(removed), REMOVED_OPACITY)
-        legend.append(([RED], f"{removed.sum()} removed"))
+        drawing.blend_lines(np.flatnonzero(~mask), [RED] * len(mask), REMOVED_OPACITY)
+        legend.append(([RED], f"{(~mask).sum()} removed"))
+    colours = _colours_of_places(drawing.starts)
     # The more lines, the fainter, so that the photos stay visible.
     opacity = float(np.clip(9 / np.sqrt(max(1, mask.sum())), 0.25, 0.9))
     for chosen, share, radius in ((weak, WEAK, 2.0), (strong, 1.0, 3.0)):
         numbers = np.random.default_rng(0).permutation(np.flatnonzero(chosen))
-        canvas = _blend_lines(canvas, starts, ends, colours, numbers, opacity * share)
-        for number in numbers:
-            for point in (starts[number], ends[number]):
-                _draw_disc(canvas, point, radius + 1, RIM)
-                _draw_disc(canvas, point, radius, colours[number])
-    rainbow = _colours_of_places(np.column_stack([np.linspace(0, 1, 12), np.zeros(12)]))
-    if inliers is None:
-        legend.insert(0, (rainbow, f"{mask.sum()} kept"))
-    else:
-        legend[:0] = [(rainbow, f"{strong.sum()} pose inliers (large)"), (rainbow, f"{weak.sum()} others kept (small)")]
-    return _add_bar(canvas, caption, legend)
+        drawing.blend_lines(numbers, colours, opacity * share)
+        drawing.mark(numbers, colours, np.zeros(len(mask), int), radius)
+    return drawing.finish(caption, legend)
 
 
 def draw_right_wrong(
-    image0: np.ndarray | Panel,
-    image1: np.ndarray | Panel,
+    image0: Image,
+    image1: Image,
     points0: np.ndarray,
     points1: np.ndarray,
     right: np.ndarray,
@@ -136,24 +137,21 @@ def draw_right_wrong(
         right: [N] bool; the rest as for `draw_matches`.
         max_lines: how many are drawn at most, chosen at random; the legend counts all.
     """
-    canvas, starts, ends = _side_by_side(image0, image1, points0, points1, height)
+    drawing = _Drawing(image0, image1, points0, points1, height)
     shown = np.random.default_rng(0).permutation(len(right))[:max_lines]
     for number in shown:
-        _draw_lines(canvas, starts[[number]], ends[[number]], GREEN if right[number] else RED)
+        drawing.draw_lines([number], GREEN if right[number] else RED)
     legend = [([GREEN], f"{right.sum()} right"), ([RED], f"{(~right).sum()} wrong")]
-    if len(shown) < len(right):
-        legend.append(([], f"{len(shown)} drawn"))
-    return _add_bar(canvas, caption, legend)
+    return drawing.finish(caption, legend + [([], f"{len(shown)} drawn")] * (len(shown) < len(right)))
 
 
 def draw_groups(
-    image0: np.ndarray | Panel,
-    image1: np.ndarray | Panel,
+    image0: Image,
+    image1: Image,
     points0: np.ndarray,
     points1: np.ndarray,
     groups: Sequence[tuple[np.ndarray, Colour]],
     caption: str = "",
-    height: int = PANEL_HEIGHT,
     strong: Sequence[tuple[np.ndarray, Colour]] = (),
 ) -> np.ndarray:
     """Two photos side by side and groups of matches, each of a colour, later ones on top; other matches are not drawn.
@@ -162,18 +160,18 @@ def draw_groups(
         groups: (indices into the matches, BGR colour) each; the rest as for `draw_matches`.
         strong: groups too, drawn last: thick, with large end points and a dark rim.
     """
-    canvas, starts, ends = _side_by_side(image0, image1, points0, points1, height)
+    drawing = _Drawing(image0, image1, points0, points1, PANEL_HEIGHT)
     for chosen, colour in groups:
-        _draw_lines(canvas, starts[chosen], ends[chosen], colour)
+        drawing.draw_lines(chosen, colour)
     for chosen, colour in strong:
-        _draw_lines(canvas, starts[chosen], ends[chosen], RIM, 8, 10.0)
-        _draw_lines(canvas, starts[chosen], ends[chosen], colour, 4, 8.0)
-    return _add_bar(canvas, caption)
+        drawing.draw_lines(chosen, RIM, 8, 10.0)
+        drawing.draw_lines(chosen, colour, 4, 8.0)
+    return drawing.finish(caption)
 
 
 def draw_motions(
-    image0: np.ndarray | Panel,
-    image1: np.ndarray | Panel,
+    image0: Image,
+    image1: Image,
     points0: np.ndarray,
     points1: np.ndarray,
     labels: np.ndarray,
@@ -188,31 +186,25 @@ def draw_motions(
     Args:
         labels: [N] motion of each match, -1 for none; the rest as for `draw_matches`.
     """
-    canvas, starts, ends = _side_by_side(image0, image1, points0, points1, height)
+    drawing = _Drawing(image0, image1, points0, points1, height)
     colours = [MOTION_COLOURS[label % len(MOTION_COLOURS)] for label in labels]
     shown = np.random.default_rng(0).permutation(np.flatnonzero(labels >= 0))
-    canvas = _blend_lines(canvas, starts, ends, colours, shown, MOTION_OPACITY)
-    for number in shown:
-        for point in (starts[number], ends[number]):
-            _draw_marker(canvas, point, int(labels[number]), colours[number])
-    motions = range(min(len(MOTION_COLOURS), int(labels.max(initial=-1)) + 1))
-    return _add_bar(canvas, caption, [([MOTION_COLOURS[n]], f"{(labels == n).sum()}") for n in motions])
+    drawing.blend_lines(shown, colours, MOTION_OPACITY)
+    drawing.mark(shown, colours, labels, MARKER_RADIUS)
+    motions = enumerate(MOTION_COLOURS[: labels.max(initial=-1) + 1])
+    return drawing.finish(caption, [([colour], f"{(labels == number).sum()}") for number, colour in motions])
 
 
 def stack(*pictures: np.ndarray) -> np.ndarray:
     """Pictures below each other, narrower ones padded with white on the right."""
     width = max(picture.shape[1] for picture in pictures)
-    padded = [
-        cv2.copyMakeBorder(picture, 0, 0, 0, width - picture.shape[1], cv2.BORDER_CONSTANT, value=WHITE)
-        for picture in pictures
-    ]
-    return np.concatenate(padded, axis=0)
+    margins = [((0, 0), (0, width - picture.shape[1]), (0, 0)) for picture in pictures]
+    return np.concatenate([np.pad(*pair, constant_values=255) for pair in zip(pictures, margins, strict=True)])
 
 
 def grid(pictures: Sequence[np.ndarray], columns: int) -> np.ndarray:
     """Pictures in rows with white gaps; each keeps its size, in the top left of its cell."""
-    height = max(picture.shape[0] for picture in pictures)
-    width = max(picture.shape[1] for picture in pictures)
+    height, width = np.max([picture.shape[:2] for picture in pictures], axis=0)
     columns = min(columns, len(pictures))
     rows = -(-len(pictures) // columns)
     sheet = np.full((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3), 255, np.uint8)
@@ -222,46 +214,81 @@ def grid(pictures: Sequence[np.ndarray], columns: int) -> np.ndarray:
     return sheet
 
 
-def _side_by_side(
-    image0: np.ndarray | Panel, image1: np.ndarray | Panel, points0: np.ndarray, points1: np.ndarray, height: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Both photos on a white canvas, and the points' places on it."""
-    panel0, panel1 = (image if isinstance(image, Panel) else make_panel(image, height) for image in (image0, image1))
-    (height0, width0), (height1, width1) = panel0.pixels.shape[:2], panel1.pixels.shape[:2]
-    offset = width0 + GAP
-    canvas = np.full((max(height0, height1), offset + width1, 3), 255, np.uint8)
-    canvas[:height0, :width0] = panel0.pixels
-    canvas[:height1, offset:] = panel1.pixels
-    starts, ends = (points0 + 0.5) * panel0.scale - 0.5, (points1 + 0.5) * panel1.scale - 0.5
-    return canvas, starts, ends + np.array([offset, 0])
+class _Drawing:
+    """Both photos on a white canvas, and the places of the points on it."""
+
+    def __init__(self, image0: Image, image1: Image, points0: np.ndarray, points1: np.ndarray, height: int) -> None:
+        panel0, panel1 = (one if isinstance(one, Panel) else make_panel(one, height) for one in (image0, image1))
+        (height0, width0), (height1, width1) = panel0.pixels.shape[:2], panel1.pixels.shape[:2]
+        offset = width0 + GAP
+        self.canvas = np.full((max(height0, height1), offset + width1, 3), 255, np.uint8)
+        self.canvas[:height0, :width0] = panel0.pixels
+        self.canvas[:height1, offset:] = panel1.pixels
+        self.starts = (points0 + 0.5) * panel0.scale - 0.5
+        self.ends = (points1 + 0.5) * panel1.scale - 0.5 + np.array([offset, 0])
+
+    def draw_lines(
+        self, numbers: Sequence[int] | np.ndarray, colour: Colour, thickness: int = 1, radius: float = 1.5
+    ) -> None:
+        """Draw lines of these matches, then discs at their ends."""
+        starts, ends = self.starts[numbers], self.ends[numbers]
+        for start, end in zip(_sixteenths(starts), _sixteenths(ends), strict=True):
+            cv2.line(self.canvas, start, end, colour, thickness, cv2.LINE_AA, shift=4)
+        if radius:
+            for point in (*starts, *ends):
+                self._disc(point, radius, colour)
+
+    def blend_lines(self, numbers: np.ndarray, colours: Sequence[Colour], opacity: float) -> None:
+        """Draw translucent lines of these matches; colours are those of all matches."""
+        before = self.canvas.copy()
+        for number in numbers:
+            self.draw_lines([number], colours[number], radius=0)
+        self.canvas = cv2.addWeighted(self.canvas, opacity, before, 1 - opacity, 0)
+
+    def mark(self, numbers: np.ndarray, colours: Sequence[Colour], labels: np.ndarray, radius: float) -> None:
+        """Draw discs, squares, triangles or diamonds by label at both ends of these matches, with a dark rim."""
+        for number in numbers:
+            marker = MARKERS.get(labels[number] % 4)
+            for point in (self.starts[number], self.ends[number]):
+                if marker is None:
+                    self._disc(point, radius + 1, RIM)
+                    self._disc(point, radius, colours[number])
+                    continue
+                corners = np.array([_sixteenths(point + radius * 1.3 * marker)], np.int32)
+                cv2.fillPoly(self.canvas, corners, colours[number], cv2.LINE_AA, shift=4)
+                cv2.polylines(self.canvas, corners, True, RIM, 1, cv2.LINE_AA, shift=4)
+
+    def _disc(self, point: np.ndarray, radius: float, colour: Colour) -> None:
+        cv2.circle(self.canvas, _sixteenths(point), round(16 * radius), colour, -1, cv2.LINE_AA, shift=4)
+
+    def finish(self, caption: str, legend: Legend = ()) -> np.ndarray:
+        """The picture with rows of text below: the caption, then legend entries with their colours, wrapped to fit."""
+        width = self.canvas.shape[1]
+        x, row, placed = PADDING, 0, []
+        for colours, text in [([], caption), *legend] if caption else legend:
+            # OpenCV's fonts are ASCII only.
+            text = text.encode("ascii", "replace").decode()
+            scale = 0.6
+            sample = 36 if colours else 0
+            needed = sample + cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, scale, 1)[0][0]
+            if needed > width - 2 * PADDING:
+                scale *= max(0.5, (width - 2 * PADDING) / needed)
+            if x > PADDING and x + needed > width - PADDING:
+                x, row = PADDING, row + 1
+            placed.append((x, row * ROW + 25, sample, colours, text, scale))
+            x += needed + 24
+        bar = np.full(((row + 1) * ROW + PADDING, width, 3), 255, np.uint8)
+        for x, y, sample, colours, text, scale in placed:
+            for number, colour in enumerate(colours):
+                left, right = (x + 30 * n // len(colours) for n in (number, number + 1))
+                cv2.rectangle(bar, (left, y - 8), (right, y - 4), colour, -1)
+            cv2.putText(bar, text, (x + sample, y), cv2.FONT_HERSHEY_SIMPLEX, scale, INK, 1, cv2.LINE_AA)
+        return np.concatenate([self.canvas, bar])
 
 
-def _add_bar(canvas: np.ndarray, caption: str, legend: Sequence[tuple[list[Colour], str]] = ()) -> np.ndarray:
-    """Add rows of text below: the caption, then legend entries with a line of their colours each, wrapped to fit."""
-    width = canvas.shape[1]
-    items: list[tuple[list[Colour], str]] = [([], caption)] if caption else []
-    x, row, placed = PADDING, 0, []
-    for colours, text in (*items, *legend):
-        # OpenCV's fonts are ASCII only.
-        text = text.encode("ascii", "replace").decode()
-        scale = 0.6
-        sample = 36 if colours else 0
-        needed = sample + cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, scale, 1)[0][0]
-        if needed > width - 2 * PADDING:
-            scale *= max(0.5, (width - 2 * PADDING) / needed)
-        if x > PADDING and x + needed > width - PADDING:
-            x, row = PADDING, row + 1
-        placed.append((x, row, colours, text, scale))
-        x += needed + 24
-    bar = np.full(((row + 1) * ROW + PADDING, width, 3), 255, np.uint8)
-    for x, row, colours, text, scale in placed:
-        y = row * ROW + 25
-        for number, colour in enumerate(colours):
-            left, right = (x + 30 * n // len(colours) for n in (number, number + 1))
-            cv2.rectangle(bar, (left, y - 8), (right, y - 4), colour, -1)
-        place = (x + (36 if colours else 0), y)
-        cv2.putText(bar, text, place, cv2.FONT_HERSHEY_SIMPLEX, scale, INK, 1, cv2.LINE_AA)
-    return np.concatenate([canvas, bar])
+def _sixteenths(points: np.ndarray) -> list[Any]:
+    """Coordinates in sixteenths of a pixel: OpenCV's way to draw between pixels."""
+    return (points * 16).round().astype(int).tolist()
 
 
 def _colours_of_places(places: np.ndarray) -> list[Colour]:
@@ -272,45 +299,3 @@ def _colours_of_places(places: np.ndarray) -> list[Colour]:
     x, y = ((places - low) / np.maximum(high - low, 1e-9)).T
     hsv = np.stack([15 + x * 135, 255 - 110 * y, np.full_like(x, 255)], axis=1).round().astype(np.uint8)
     return [(int(b), int(g), int(r)) for b, g, r in cv2.cvtColor(hsv[None], cv2.COLOR_HSV2BGR)[0]]
-
-
-def _blend_lines(
-    canvas: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    colours: Sequence[Colour],
-    numbers: np.ndarray,
-    opacity: float,
-) -> np.ndarray:
-    """The canvas with lines of these matches, translucent."""
-    lines = canvas.copy()
-    for number in numbers:
-        _draw_lines(lines, starts[[number]], ends[[number]], colours[number], radius=0)
-    return cv2.addWeighted(lines, opacity, canvas, 1 - opacity, 0)
-
-
-def _draw_lines(
-    canvas: np.ndarray, starts: np.ndarray, ends: np.ndarray, colour: Colour, thickness: int = 1, radius: float = 1.5
-) -> None:
-    # Coordinates in sixteenths of a pixel: OpenCV's way to draw between pixels.
-    for start, end in zip((starts * 16).round().astype(int), (ends * 16).round().astype(int), strict=True):
-        cv2.line(canvas, start.tolist(), end.tolist(), colour, thickness, cv2.LINE_AA, shift=4)
-    if radius:
-        for point in (*starts, *ends):
-            _draw_disc(canvas, point, radius, colour)
-
-
-def _draw_disc(canvas: np.ndarray, point: np.ndarray, radius: float, colour: Colour) -> None:
-    place = (point * 16).round().astype(int).tolist()
-    cv2.circle(canvas, place, round(16 * radius), colour, -1, cv2.LINE_AA, shift=4)
-
-
-def _draw_marker(canvas: np.ndarray, point: np.ndarray, label: int, colour: Colour) -> None:
-    """A disc, square, triangle or diamond with a dark rim, by label."""
-    if label % 4 == 0:
-        _draw_disc(canvas, point, MARKER_RADIUS + 1, RIM)
-        _draw_disc(canvas, point, MARKER_RADIUS, colour)
-        return
-    corners = ((point + MARKER_RADIUS * 1.3 * MARKERS[label % 4]) * 16).round().astype(np.int32)[None]
-    cv2.fillPoly(canvas, corners, colour, cv2.LINE_AA, shift=4)
-    cv2.polylines(canvas, corners, True, RIM, 1, cv2.LINE_AA, shift=4)
