@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -29,11 +30,8 @@ from ananet.twoview.cameras import choose_cameras
 from ananet.twoview.drawing import Panel, make_panel
 from ananet.twoview.motions import group_motions
 from ananet.twoview.overlap import check_overlap, measure_parallax
-from ananet.twoview.refinement import Refined
 from ananet.twoview.refinement import refine as refine_matches
 from ananet.twoview.result import PhotoMatches
-
-Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,16 +93,11 @@ class PhotoMatcher:
         use_exif: bool = True,
         device: str | torch.device = "auto",
     ) -> None:
-        own: dict[str, Any] = {} if longest_side == "auto" else {"longest_side": longest_side}
-        self.detector = _load("detector", detector, Detector, lambda name: load_detector(name, device=device, **own))
-        self.estimator = _load("estimator", estimator, Estimator, load_estimator)
-        known = self.detector.name
-        self.matcher = _load(
-            "matcher",
-            matcher,
-            Matcher,
-            lambda name: load_matcher(name, detector=known, device=device, neighbours=neighbours),
-        )
+        side: dict[str, Any] = {} if longest_side == "auto" else {"longest_side": longest_side}
+        self.detector: Detector = _load("detector", detector, Detector, load_detector, device=device, **side)
+        self.estimator: Estimator = _load("estimator", estimator, Estimator, load_estimator)
+        options = {"detector": self.detector.name, "device": device, "neighbours": neighbours}
+        self.matcher: Matcher = _load("matcher", matcher, Matcher, load_matcher, **options)
         self.pruner = load_pruner_at(pruner, threshold, device)
         self.longest_side = self.detector.longest_side if longest_side == "auto" else longest_side
         self.refine, self.motions, self.use_exif, self.device = refine, motions, use_exif, device
@@ -156,31 +149,25 @@ class PhotoMatcher:
         watch = Stopwatch()
         features = find_features(self.detector, photo.pixels, name, path, photo.size)
         watch.lap("detect")
-        return PreparedPhoto(
-            name,
-            features,
-            photo.size,
-            make_panel(photo.pixels, size=photo.size),
-            photo.exif_focal,
-            image,
-            watch.milliseconds["detect"],
-        )
+        panel = make_panel(photo.pixels, size=photo.size)
+        return PreparedPhoto(name, features, photo.size, panel, photo.exif_focal, image, watch.milliseconds["detect"])
 
     def _stream(
         self, pairs: list[tuple[Any, ...]], names: dict[Hashable, str], **cameras: Any
     ) -> Iterator[PhotoMatches | InputError]:
-        uses = Counter(_key(image) for pair in pairs for image in pair)
+        uses = Counter(map(_key, chain(*pairs)))
         photos: dict[Hashable, Future[PreparedPhoto]] = {}
         threads = self.detector.threads
         with ThreadPoolExecutor(threads) as pool:
             for number, pair in enumerate(pairs):
                 # With several threads, the next photos are read while this pair is matched.
-                for image in [image for some in pairs[number : number + 1 + (threads > 1)] for image in some]:
+                for image in chain(*pairs[number : number + 1 + (threads > 1)]):
                     key = _key(image)
                     if key not in photos:
                         photos[key] = pool.submit(self.prepare, image, names.get(key))
-                under_way = [photos[_key(image)] for image in pair]
-                for key in map(_key, pair):
+                keys = [_key(image) for image in pair]
+                under_way = [photos[key] for key in keys]
+                for key in keys:
                     uses[key] -= 1
                     if not uses[key]:
                         del photos[key]
@@ -193,24 +180,21 @@ class PhotoMatcher:
         self, photo0: PreparedPhoto, photo1: PreparedPhoto, K0: Array | None, K1: Array | None, focal: float | None
     ) -> PhotoMatches:
         photos = (photo0, photo1)
-        exif0, exif1 = (photo.exif_focal if self.use_exif else None for photo in photos)
-        cameras = choose_cameras(
-            photo0.size, photo1.size, K0=K0, K1=K1, focal=focal, exif_focal0=exif0, exif_focal1=exif1
-        )
+        exif = {f"exif_focal{n}": photo.exif_focal for n, photo in enumerate(photos) if self.use_exif}
+        cameras = choose_cameras(photo0.size, photo1.size, K0=K0, K1=K1, focal=focal, **exif)
         sources = [photo.source for photo in photos if photo.source is not None]
         if self.refine and len(sources) < 2:
             raise InputError("refine: needs the photos, expected image0 and image1, got Features")
         spent = [photo.milliseconds for photo in photos]
         watch = Stopwatch()
         watch.milliseconds["detect"] = max(spent) if self.detector.threads > 1 else sum(spent)
-        # All thresholds are in pixels of the scaled photos.
-        scaled = [
-            None if K is None else photo.scaling @ K for K, photo in zip((cameras.K0, cameras.K1), photos, strict=True)
-        ]
-        matches = self.matcher(photo0.features, photo1.features, K0=scaled[0], K1=scaled[1])
-        tensor = next((source for source in sources if isinstance(source, torch.Tensor)), None)
-        if tensor is not None:
-            matches = matches.to(tensor.device)
+        if cameras.K0 is not None and cameras.K1 is not None:
+            # All thresholds are in pixels of the scaled photos.
+            K0, K1 = photo0.scaling @ cameras.K0, photo1.scaling @ cameras.K1
+        matches = self.matcher(photo0.features, photo1.features, K0=K0, K1=K1)
+        devices = [source.device for source in sources if isinstance(source, torch.Tensor)]
+        if devices:
+            matches = matches.to(devices[0])
         watch.lap("match")
         kept = self.pruner(matches)
         watch.lap("prune")
@@ -219,7 +203,8 @@ class PhotoMatcher:
         watch.lap("verify")
         refined = None
         if self.refine:
-            refined = self._refine(sources, matches[kept.mask])
+            pixels = [as_photo(source, longest_side=self.longest_side).pixels for source in sources]
+            refined = refine_matches(pixels[0], pixels[1], matches[kept.mask], device=self.device)
             points1 = torch.as_tensor(matches.points1).clone()
             points1[torch.as_tensor(kept.mask)] = torch.as_tensor(refined.matches.points1)
             matches = matches.replace(points1=points1)
@@ -229,8 +214,7 @@ class PhotoMatcher:
         if matches.calibrated:
             pose = self.estimator.pose(matches, kept)
             if pose is not None:
-                rays = self.estimator.ray_threshold(matches)
-                parallax = measure_parallax(matches[pose.inliers], pose.R, rays)
+                parallax = measure_parallax(matches[pose.inliers], pose.R, self.estimator.ray_threshold(matches))
             watch.lap("pose")
         matches = _in_own_pixels(matches, photo0, photo1)
         motions = None
@@ -258,10 +242,6 @@ class PhotoMatcher:
             motions=motions,
             panels=(photo0.panel, photo1.panel),
         )
-
-    def _refine(self, sources: Sequence[Any], matches: Correspondences) -> Refined:
-        pixels = [as_photo(source, longest_side=self.longest_side).pixels for source in sources]
-        return refine_matches(pixels[0], pixels[1], matches, device=self.device)
 
     def __repr__(self) -> str:
         parts = (self.detector, self.matcher, self.pruner, self.estimator)
@@ -339,20 +319,9 @@ def load_pruner_at(
 
 
 def find_features(
-    detector: Detector,
-    image: np.ndarray,
-    name: str,
-    path: Path | None = None,
-    size: tuple[int, int] | None = None,
+    detector: Detector, image: np.ndarray, name: str, path: Path | None, size: tuple[int, int]
 ) -> Features:
-    """The keypoints of one photo, at least one.
-
-    Args:
-        image: [H x W x 3] uint8 BGR.
-        name: of the photo in error messages.
-        path: of its file.
-        size: (width, height) of the photo in the file, if the image is the photo at another size.
-    """
+    """At least one keypoint of an image, a photo's pixels at any size; `size` is the (width, height) in its file."""
     try:
         found = detector.detect(image, path, size)
     except (cv2.error, MemoryError, torch.OutOfMemoryError) as error:
@@ -372,12 +341,10 @@ def _check_keypoints(found: Features, name: str) -> Features:
     return found
 
 
-def _load(name: str, given: Any, kind: Any, load_by_name: Callable[[str], Loaded]) -> Loaded:
-    if isinstance(given, kind):
-        return given
-    if not isinstance(given, str):
+def _load(name: str, given: Any, kind: Any, load_by_name: Callable[..., Any], **options: Any) -> Any:
+    if not isinstance(given, kind | str):
         raise InputError(f"{name}: expected a name or a {kind.__name__}, got {given!r}")
-    return load_by_name(given)
+    return load_by_name(given, **options) if isinstance(given, str) else given
 
 
 def _key(image: Any) -> Hashable:
@@ -392,8 +359,7 @@ def _in_own_pixels(matches: Correspondences, photo0: PreparedPhoto, photo1: Prep
         if photo.size == photo.features.image_size:
             continue
         back = np.linalg.inv(photo.scaling)
-        points, K = getattr(tensors, f"points{number}"), getattr(tensors, f"K{number}")
-        sizes = getattr(tensors, f"keypoint_sizes{number}")
+        points, K, sizes = (getattr(tensors, f"{name}{number}") for name in ("points", "K", "keypoint_sizes"))
         matrix = torch.from_numpy(back).to(points)
         values |= {
             f"points{number}": points * matrix[[0, 1], [0, 1]] + matrix[:2, 2],

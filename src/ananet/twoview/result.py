@@ -80,7 +80,7 @@ class PhotoMatches:
     """The photos at the size of a picture, for `draw`; None if features were given instead of photos."""
 
     def __repr__(self) -> str:
-        pose = "no pose" if self.pose is None else f"pose with {int(self.pose.inliers.sum())} inliers"
+        pose = "no pose" if self.pose is None else f"pose with {self._inliers} inliers"
         overlap = "" if self.overlap.found else ", no overlap"
         camera = "" if self.camera_doubt is None else ", camera doubtful"
         return f"PhotoMatches({self.count} of {len(self.matches)} kept by {self.pruner}{overlap}, {pose}{camera})"
@@ -91,13 +91,15 @@ class PhotoMatches:
         return int(self.kept.mask.sum())
 
     @property
+    def _inliers(self) -> int:
+        return 0 if self.pose is None else int(self.pose.inliers.sum())
+
+    @property
     def camera_doubt(self) -> str | None:
         """Why one of the camera matrices hardly belongs to its photo, in words; None if both may."""
-        for K, features in ((self.cameras.K0, self.features0), (self.cameras.K1, self.features1)):
-            doubt = None if K is None else implausible(K, features.image_size)
-            if doubt is not None:
-                return doubt
-        return None
+        cameras = ((self.cameras.K0, self.features0), (self.cameras.K1, self.features1))
+        doubts = (implausible(K, features.image_size) for K, features in cameras if K is not None)
+        return next(filter(None, doubts), None)
 
     @property
     def rotation_only(self) -> bool:
@@ -120,16 +122,14 @@ class PhotoMatches:
         # Axes of the first camera: x to the right, y down, z forward.
         directions = zip(-R.T @ t, ("right", "down", "forward"), ("left", "up", "backward"), strict=True)
         words = [plus if value > 0 else minus for value, plus, minus in directions if abs(value) >= MIN_COMPONENT]
-        agree = f"{int(self.pose.inliers.sum())} matches agree with this."
-        return f"{turned} and moved {' and '.join(words)}. {agree}{doubt}"
+        return f"{turned} and moved {' and '.join(words)}. {self._inliers} matches agree with this.{doubt}"
 
     def one_line(self) -> str:
         """Kept matches and inliers of the pose, for lists of many pairs."""
         words = [] if self.overlap.found else ["no overlap"]
         words.append(f"{self.count} of {len(self.matches)} kept" if self.count else "nothing kept")
         if self.pose is not None:
-            rotation = ", rotation only" if self.rotation_only else ""
-            words.append(f"pose with {int(self.pose.inliers.sum())} inliers{rotation}")
+            words.append(f"pose with {self._inliers} inliers{', rotation only' if self.rotation_only else ''}")
         return ", ".join(words)
 
     def summary(self) -> str:
@@ -142,14 +142,14 @@ class PhotoMatches:
         ]
         if self.refined is not None:
             lines.append(f"refined    {int(self.refined.aligned.sum())} of the kept, by fractions of a pixel")
-        if self.cameras.source == "exif" and self.cameras.K0 is not None and self.cameras.K1 is not None:
-            focal = f"{self.cameras.K0[0, 0]:.0f} and {self.cameras.K1[0, 0]:.0f}"
+        if self.cameras.source == "exif":
+            focal = " and ".join(f"{K[0, 0]:.0f}" for K in (self.cameras.K0, self.cameras.K1) if K is not None)
             lines.append(f"camera     focal lengths {focal} px from EXIF, unless you give others")
         if self.camera_doubt:
             lines.append(f"camera     doubtful: {self.camera_doubt}")
         if self.pose is not None:
             used = f"{self.pose_threshold:g} px, {IN_WORDS[self.match_selection]}"
-            lines.append(f"pose       {self.estimator}, {used}: {int(self.pose.inliers.sum())} inliers")
+            lines.append(f"pose       {self.estimator}, {used}: {self._inliers} inliers")
             if not self.overlap.found:
                 lines.append("           not to be trusted: the photos do not seem to show the same scene")
             if self.rotation_only:
@@ -160,9 +160,10 @@ class PhotoMatches:
         elif not self.count:
             advice = "check the camera" if self.camera_doubt else "another pruner may keep more"
             lines.append(f"pose       none: nothing was kept; {advice}")
+        elif self.cameras.source is None:
+            lines.append("pose       not estimated: the focal length is not known, give it or the camera matrices")
         else:
-            unknown = "not estimated: the focal length is not known, give it or the camera matrices"
-            lines.append(f"pose       {unknown if self.cameras.source is None else 'none found'}")
+            lines.append("pose       none found")
         if self.motions is not None:
             lines.append("motions    " + in_words(self.motions.to_dict()))
         times = ", ".join(f"{step} {taken:.0f} ms" for step, taken in self.milliseconds.items())
@@ -175,31 +176,26 @@ class PhotoMatches:
             matches: whether to include arrays with an entry for every match.
         """
         photos = zip(self.names, (self.features0, self.features1), strict=True)
+        pose: dict[str, Any] | None = None
+        if self.pose is not None:
+            pose = {"R": self.pose.R.tolist(), "t": self.pose.t.tolist(), "inliers": self._inliers}
+            pose |= {"parallax_degrees": self.parallax}
+            pose |= {
+                name: getattr(self, name)
+                for name in ("rotation_only", "estimator", "pose_threshold", "match_selection")
+            }
         result: dict[str, Any] = {
             "photos": [
                 {"name": name, "width": found.image_size[0], "height": found.image_size[1], "keypoints": len(found)}
                 for name, found in photos
             ],
-            "detector": self.detector,
-            "pruner": self.pruner,
-            "threshold": self.threshold,
+            **{name: getattr(self, name) for name in ("detector", "pruner", "threshold")},
             "matches": len(self.matches),
             "kept": self.count,
             "refined": None if self.refined is None else int(self.refined.aligned.sum()),
             "overlap": self.overlap.to_dict(),
             "cameras": {**self.cameras.to_dict(), "doubt": self.camera_doubt},
-            "pose": None
-            if self.pose is None
-            else {
-                "R": self.pose.R.tolist(),
-                "t": self.pose.t.tolist(),
-                "inliers": int(self.pose.inliers.sum()),
-                "parallax_degrees": self.parallax,
-                "rotation_only": self.rotation_only,
-                "estimator": self.estimator,
-                "pose_threshold": self.pose_threshold,
-                "match_selection": self.match_selection,
-            },
+            "pose": pose,
             "pose_summary": self.pose_summary,
             "motions": None if self.motions is None else self.motions.to_dict(),
             "milliseconds": {step: round(taken, 1) for step, taken in self.milliseconds.items()},
@@ -208,8 +204,10 @@ class PhotoMatches:
             arrays = self._arrays()
             arrays["motion_labels"] = arrays.pop("motions", None)
             for name in (*PER_MATCH, "mask", "motion_labels"):
-                digits = SCORE_DIGITS if name in ("ratio", "scores") else PIXEL_DIGITS
-                result[name] = _rounded(arrays.get(name), digits)
+                values, digits = arrays.get(name), SCORE_DIGITS if name in ("ratio", "scores") else PIXEL_DIGITS
+                if values is not None and values.dtype.kind == "f":
+                    values = values.astype(np.float64).round(digits)
+                result[name] = None if values is None else values.tolist()
         return result
 
     def _arrays(self) -> dict[str, Any]:
@@ -264,18 +262,15 @@ class PhotoMatches:
         panels = self.panels if images is None else tuple(make_panel(as_photo(image).pixels) for image in images)
         if panels[0] is None or panels[1] is None:
             raise InputError("images: expected both photos, since the matches were made from Features, got none")
-        points0, points1 = self.matches.numpy_points()
+        shown = (panels[0], panels[1], *self.matches.numpy_points())
         detector = self.detector.partition("@")[0].upper()
         caption = f"{self.pruner}: kept {self.count} of {len(self.matches)} {detector} matches"
-        mask = _numpy(self.kept.mask)
         if self.motions is not None:
-            caption += f", motions: {len(self.motions)}"
-            picture = draw_motions(panels[0], panels[1], points0, points1, _numpy(self.motions.labels), caption)
+            labels = _numpy(self.motions.labels)
+            picture = draw_motions(*shown, labels, f"{caption}, motions: {len(self.motions)}")
         else:
-            inliers = None if self.pose is None else _numpy(self.pose.inliers)
-            picture = draw_matches(
-                panels[0], panels[1], points0, points1, mask, caption, inliers=inliers, show_removed=show_removed
-            )
+            mask, inliers = _numpy(self.kept.mask), None if self.pose is None else _numpy(self.pose.inliers)
+            picture = draw_matches(*shown, mask, caption, inliers=inliers, show_removed=show_removed)
         if path is not None:
             save_picture(path, picture)
         return picture
@@ -283,9 +278,3 @@ class PhotoMatches:
 
 def _numpy(values: Any) -> np.ndarray:
     return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
-
-
-def _rounded(values: np.ndarray | None, digits: int) -> list[Any] | None:
-    if values is None:
-        return None
-    return (values.astype(np.float64).round(digits) if values.dtype.kind == "f" else values).tolist()
