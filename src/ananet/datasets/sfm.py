@@ -131,7 +131,7 @@ class _Run:
                 logger.warning("left out: %s", error)
                 continue
             scale = min(1.0, longest_side / max(image.shape[:2]))
-            image, _ = reduce(image, longest_side)
+            image = reduce(image, longest_side)
             target = self.images / name
             target.parent.mkdir(parents=True, exist_ok=True)
             cv2.imwrite(str(target), image, [cv2.IMWRITE_JPEG_QUALITY, 95])

@@ -123,7 +123,7 @@ class ImageDetector(Detector):
         from ananet.io.images import reduce  # networks alone need no OpenCV
 
         check_image(image)
-        return self.extract(reduce(image, self.longest_side)[0]).in_pixels_of((image.shape[1], image.shape[0]))
+        return self.extract(reduce(image, self.longest_side)).in_pixels_of((image.shape[1], image.shape[0]))
 
 
 def as_array(name: str, values: Any) -> np.ndarray:

@@ -52,14 +52,6 @@ class Photo:
     exif_focal: float | None = None
     """Focal length in pixels of the photo before it was scaled down; None if EXIF does not tell it."""
 
-    @property
-    def scaling(self) -> np.ndarray:
-        """[3 x 3] from pixels of the photo as given to those of `pixels`."""
-        from ananet.core.cameras import pixel_scaling
-
-        height, width = self.pixels.shape[:2]
-        return pixel_scaling(width / self.size[0], height / self.size[1])
-
 
 def as_photo(source: Any, *, longest_side: int | None = None, name: str = "image") -> Photo:
     """Read a photo and scale it down to a longest side.
@@ -89,7 +81,7 @@ def as_photo(source: Any, *, longest_side: int | None = None, name: str = "image
         else:
             raise InputError(f"{name}: expected {KINDS}, got {type(source).__name__}")
         size = (pixels.shape[1], pixels.shape[0])
-    return Photo(reduce(pixels, longest_side)[0], size, focal)
+    return Photo(reduce(pixels, longest_side), size, focal)
 
 
 def _from_array(array: np.ndarray, name: str) -> np.ndarray:
@@ -102,10 +94,8 @@ def _from_array(array: np.ndarray, name: str) -> np.ndarray:
     elif array.dtype.kind == "f":
         low, high = float(array.min()), float(array.max())
         if not (low >= 0 and high <= 1):
-            raise InputError(
-                f"{name}: expected floats in 0..1 or uint8, got {array.dtype} from {low:g} to {high:g}; "
-                "scale them to 0..1"
-            )
+            found = f"{array.dtype} from {low:g} to {high:g}"
+            raise InputError(f"{name}: expected floats in 0..1 or uint8, got {found}; scale them to 0..1")
         array = np.round(array.astype(np.float32) * 255).astype(np.uint8)
     elif array.dtype != np.uint8:
         raise InputError(f"{name}: expected uint8, uint16 or floats in 0..1, got {array.dtype}")
@@ -127,9 +117,8 @@ def _from_pillow(image: Image.Image, name: str) -> np.ndarray:
 
 def _from_tensor(tensor: Any, name: str) -> np.ndarray:
     if tensor.ndim != 3 or tensor.shape[0] not in (1, 3):
-        raise InputError(
-            f"{name}: expected a tensor of shape (C, H, W) with 1 or 3 channels, got {tuple(tensor.shape)}"
-        )
+        shape = tuple(tensor.shape)
+        raise InputError(f"{name}: expected a tensor of shape (C, H, W) with 1 or 3 channels, got {shape}")
     tensor = tensor.detach().cpu()
     array = (tensor.float() if tensor.dtype.is_floating_point else tensor).numpy()
     return _from_array(array.transpose(1, 2, 0), name)[..., ::-1].copy()
@@ -157,48 +146,44 @@ def _decode(
     data: bytes, name: str, longest_side: int | None, upright: bool = True
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """[H x W x 3] uint8 BGR, scaled down if it is a large JPEG, and the (width, height) of the whole."""
+    if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS:
+        image: Any = _from_pillow(_open_heic(data, name), name)
+        return image, (image.shape[1], image.shape[0])
     header = _read_header(data)
     width, height = (0, 0) if header is None else header.size
-    factor, flags = 1, cv2.IMREAD_COLOR if upright else cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    factor, flags = 1, cv2.IMREAD_COLOR
     if longest_side is not None:
         if isinstance(header, JpegImageFile):
             factor = max((n for n in REDUCED if max(width, height) >= n * longest_side), default=1)
         elif width * height > MAX_PIXELS:
             size = f"{width} x {height}"
             raise InputError(f"{name}: expected JPEG or at most {MAX_PIXELS:,} pixels, got {size}; convert it to JPEG")
-    if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS:
-        image: Any = _from_pillow(_open_heic(data, name), name)
-    else:
-        if factor > 1:
-            flags = REDUCED[factor] | cv2.IMREAD_IGNORE_ORIENTATION
-        try:
-            image = cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
-        except (cv2.error, MemoryError) as error:
-            reason = getattr(error, "err", "") or str(error) or "out of memory"
-            raise InputError(f"{name}: OpenCV does not read this image ({reason})") from None
-        if image is None:
-            raise InputError(f"{name}: not an image that OpenCV can read")
-    if factor > 1 and longest_side is not None:
-        scale = longest_side / max(width, height)
-        # The last reduced pixel may reach beyond the photo, so that only a fraction of it counts.
-        reduced = Image.fromarray(image).resize(
-            (max(1, round(width * scale)), max(1, round(height * scale))),
-            Image.Resampling.BICUBIC,
-            box=(0, 0, width / factor, height / factor),
-        )
-        reduced.getexif()[ORIENTATION] = turned = _exif(header).get(ORIENTATION, 1)
-        image = np.array(ImageOps.exif_transpose(reduced))
-        return image, (height, width) if turned in (5, 6, 7, 8) else (width, height)
-    return image, (image.shape[1], image.shape[0])
+    if factor > 1 or not upright:
+        flags = REDUCED.get(factor, flags) | cv2.IMREAD_IGNORE_ORIENTATION
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
+    except (cv2.error, MemoryError) as error:
+        reason = getattr(error, "err", "") or str(error) or "out of memory"
+        raise InputError(f"{name}: OpenCV does not read this image ({reason})") from None
+    if image is None:
+        raise InputError(f"{name}: not an image that OpenCV can read")
+    if factor == 1 or longest_side is None:
+        return image, (image.shape[1], image.shape[0])
+    scale = longest_side / max(width, height)
+    shape = (max(1, round(width * scale)), max(1, round(height * scale)))
+    # The last reduced pixel may reach beyond the photo, so that only a fraction of it counts.
+    box = (0, 0, width / factor, height / factor)
+    reduced = Image.fromarray(image).resize(shape, Image.Resampling.BICUBIC, box)
+    reduced.getexif()[ORIENTATION] = turned = _exif(header).get(ORIENTATION, 1)
+    return np.array(ImageOps.exif_transpose(reduced)), (height, width) if turned in (5, 6, 7, 8) else (width, height)
 
 
 def _open_heic(data: bytes, name: str) -> Image.Image:
     try:
         import pillow_heif  # type: ignore[import-not-found]
     except ImportError:
-        raise InputError(
-            f"{name}: HEIC photos need the package pillow-heif (pip install pillow-heif), or convert them to JPEG"
-        ) from None
+        package = "pillow-heif (pip install pillow-heif)"
+        raise InputError(f"{name}: HEIC photos need the package {package}, or convert them to JPEG") from None
     pillow_heif.register_heif_opener()
     try:
         return Image.open(io.BytesIO(data))
@@ -272,10 +257,10 @@ def _focal_over_longest_side(tags: dict[int, Any], longest: int) -> float:
     return number(FOCAL_LENGTH, math.nan) * per_millimetre / taken
 
 
-def reduce(pixels: np.ndarray, longest_side: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """The photo scaled down to this longest side if it is larger, and the [3 x 3] matrix as of `resize`."""
+def reduce(pixels: np.ndarray, longest_side: int | None) -> np.ndarray:
+    """The photo scaled down to this longest side if it is larger."""
     scale = 1.0 if longest_side is None else longest_side / max(pixels.shape[:2])
-    return resize(pixels, scale) if scale < 1 else (pixels, np.eye(3))
+    return resize(pixels, scale)[0] if scale < 1 else pixels
 
 
 def resize(pixels: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
