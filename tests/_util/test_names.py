@@ -110,8 +110,7 @@ def test_options_are_parameters_with_a_default():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"a": 0.7}, {"a": 1e-05, "b": True}, {"a": (4, 6), "b": None, "c": "huber"}, {"a": math.inf}],
+    "options", [{}, {"a": 0.7}, {"a": 1e-05, "b": True}, {"a": (4, 6), "b": None, "c": "huber"}, {"a": math.inf}]
 )
 def test_labels_are_read_back(options):
     label = labelled("thing", options)

@@ -51,12 +51,7 @@ def test_sizes_that_are_none(sizes):
             "points0: outside the image, inside if x and y, or width and height, are swapped",
         ),
         (POINTS, None, SIZE[::-1], "swapped"),
-        (
-            POINTS * 4,
-            None,
-            SIZE,
-            "points0: most are outside the image of image_size0; are they of another resolution",
-        ),
+        (POINTS * 4, None, SIZE, "points0: most are outside the image of image_size0; are they of another resolution"),
         (POINTS, centred_camera(35, (1600, 1000)), SIZE, "K0: a focal length of 35 pixels .* not millimetres"),
         (POINTS, K * [[2.0], [2.0], [1.0]], SIZE, "K0: the principal point"),
         (POINTS, centred_camera(35, (36, 24)), None, "K0: with a focal length of 35, .* not millimetres"),

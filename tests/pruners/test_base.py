@@ -8,7 +8,7 @@ import torch
 
 import ananet
 from ananet import Correspondences, InputError, load
-from ananet.pruners.base import MAX_LOGIT, Pruned, Pruner, answer, margin, stream_items
+from ananet.pruners.base import MAX_LOGIT, Pruned, Pruner, as_result, margin, stream_items
 from tests.pruners.answers import check_answer
 
 
@@ -57,9 +57,9 @@ def test_kept_matches_come_best_first():
 
 def test_answers_come_as_the_points_came():
     pair = Correspondences(np.zeros((2, 2)), np.zeros((2, 2)))
-    assert isinstance(answer(pair, torch.zeros(2), load("all")).mask, np.ndarray)
+    assert isinstance(as_result(pair, torch.zeros(2), load("all")).mask, np.ndarray)
     pair = Correspondences(torch.zeros(2, 2), torch.zeros(2, 2))
-    found = answer(pair, torch.zeros(2, requires_grad=True), load("all"))
+    found = as_result(pair, torch.zeros(2, requires_grad=True), load("all"))
     assert isinstance(found, Pruned) and isinstance(found.mask, torch.Tensor) and not found.logits.requires_grad
 
 

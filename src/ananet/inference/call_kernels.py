@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Triton kernels before and after the network of a call: raw matches to its input, its logits to verdicts.
 
-References in plain PyTorch: `networks.input` and `pruners.base.answer`.
+References in plain PyTorch: `networks.input` and `pruners.base.as_result`.
 """
 
 import triton

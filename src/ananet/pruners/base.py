@@ -90,7 +90,7 @@ class Pruner(ABC):
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         """Prune many image pairs, each with its own number of matches."""
         pairs = check_pairs(pairs)
-        return [answer(pair, self.logits(pair) if len(pair) else pair.points0[:, 0], self) for pair in pairs]
+        return [as_result(pair, self.logits(pair) if len(pair) else pair.points0[:, 0], self) for pair in pairs]
 
     def stream(self, pairs: Iterable[Correspondences]) -> Iterator[Pruned]:
         """Prune the pairs of an iterator, in order. Memory does not grow with their number.
@@ -123,8 +123,8 @@ class Pruner(ABC):
         Args:
             alone: optimise for the latency of one pair, which rounds differently on a GPU.
         """
-        answers = self.batch(pairs)
-        return lambda: answers
+        results = self.batch(pairs)
+        return lambda: results
 
     def warm_up(  # noqa: B027
         self, matches: Sequence[int] = USUAL_MATCHES, progress: Callable[[int, int], object] | None = None
@@ -150,9 +150,9 @@ def stream_items(
             under_way.append((item, found is not None))
             yield nothing if found is None else found
 
-    for answer in pruner.stream(matches()):
-        item, asked = under_way.popleft()
-        yield item, answer if asked else None
+    for result in pruner.stream(matches()):
+        item, has_matches = under_way.popleft()
+        yield item, result if has_matches else None
 
 
 def as_correspondences(
@@ -206,7 +206,7 @@ def _together(pairs: Iterable[Correspondences], matches: int) -> Iterator[list[C
         yield some
 
 
-def answer(pair: Correspondences, logits: Tensor, pruner: Pruner) -> Pruned:
+def as_result(pair: Correspondences, logits: Tensor, pruner: Pruner) -> Pruned:
     """A pruner's result from its logits; matches above its decision are kept."""
     decision = pruner.decision
     # Huge coordinates can overflow a network: such a match is undecided, and not kept.
@@ -217,20 +217,26 @@ def answer(pair: Correspondences, logits: Tensor, pruner: Pruner) -> Pruned:
     return Pruned(mask, scores, logits, pruner.name)
 
 
-def logits_of_possible(matches: Correspondences, logits: Callable[[Correspondences], Tensor]) -> Tensor:
-    """[N] logits; matches far outside any image are wrong, and are not shown to the function.
+class PossibleMatchesPruner(Pruner):
+    """A pruner that never sees matches far outside any image: they are wrong.
 
     Their coordinates would overflow single precision and spoil the results of all others.
     """
-    possible = torch.ones(len(matches), dtype=torch.bool, device=matches.points0.device)
-    for points in (matches.points0, matches.points1):
-        possible &= ((points - points.median(dim=0).values).abs() <= MAX_DISTANCE).all(dim=1)
-    if possible.all():
-        return logits(matches)
-    answer = torch.full(possible.shape, -MAX_LOGIT, dtype=torch.float64, device=possible.device)
-    if possible.any():
-        answer[possible] = logits(matches[possible]).to(answer)
-    return answer
+
+    @abstractmethod
+    def _logits(self, matches: Correspondences) -> Tensor:
+        """[N] logits of matches that may be inside the images."""
+
+    def logits(self, matches: Correspondences) -> Tensor:
+        possible = torch.ones(len(matches), dtype=torch.bool, device=matches.points0.device)
+        for points in (matches.points0, matches.points1):
+            possible &= ((points - points.median(dim=0).values).abs() <= MAX_DISTANCE).all(dim=1)
+        if possible.all():
+            return self._logits(matches)
+        logits = torch.full(possible.shape, -MAX_LOGIT, dtype=torch.float64, device=possible.device)
+        if possible.any():
+            logits[possible] = self._logits(matches[possible]).to(logits)
+        return logits
 
 
 def margin(limit: Tensor | float, value: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from ananet.inference import Progress, engine_for
 from ananet.inference.calls import MATCHES_AT_ONCE, DeviceCalls
 from ananet.networks import Network, load_network
 from ananet.networks.input import network_input, within_view
-from ananet.pruners.base import MAX_LOGIT, STREAMED_MATCHES, USUAL_MATCHES, Pruned, Pruner, answer, check_pairs
+from ananet.pruners.base import MAX_LOGIT, STREAMED_MATCHES, USUAL_MATCHES, Pruned, Pruner, as_result, check_pairs
 
 # The probability above which F1 is highest, and the odds that poses gain by most, both on scenes kept out of training.
 THRESHOLD, CONFLICT_ODDS = 0.4, 30.0
@@ -112,8 +112,8 @@ class LearnedPruner(Pruner):
 
     def _start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Pruned]]:
         if self.calls is None:
-            answers = self._batch(pairs)
-            return lambda: answers
+            results = self._batch(pairs)
+            return lambda: results
         pairs = check_pairs(pairs, values=False)
         # Where there is nothing to score, cameras or sizes may be missing too.
         scored = [number for number, pair in enumerate(pairs) if len(pair)]
@@ -126,7 +126,7 @@ class LearnedPruner(Pruner):
         def wait() -> list[Pruned]:
             found = dict(zip(scored, waiting(), strict=True))
             return [
-                Pruned(*found[number], self.name) if number in found else answer(pair, pair.points0[:, 0], self)
+                Pruned(*found[number], self.name) if number in found else as_result(pair, pair.points0[:, 0], self)
                 for number, pair in enumerate(pairs)
             ]
 
@@ -146,14 +146,14 @@ class LearnedPruner(Pruner):
         pairs = check_pairs(pairs)
         # Where there is nothing to score, cameras or sizes may be missing too.
         empty = {number: pair for number, pair in enumerate(pairs) if len(pair) == 0}
-        answers = {number: answer(pair, pair.points0[:, 0], self) for number, pair in empty.items()}
+        results = {number: as_result(pair, pair.points0[:, 0], self) for number, pair in empty.items()}
         most = MAX_BATCHED_ON_CPU if self.device.type == "cpu" else MATCHES_AT_ONCE
         groups = list(groups_of_similar_size([len(pair) for pair in pairs], MATCHES_AT_ONCE, most))
         for number, group in enumerate(groups):
             found = self._logits([pairs[i] for i in group], self._progress_of_group(number, len(groups)))
             for index, logits in zip(group, found, strict=True):
-                answers[index] = answer(pairs[index], logits, self)
-        return [answers[index] for index in range(len(pairs))]
+                results[index] = as_result(pairs[index], logits, self)
+        return [results[index] for index in range(len(pairs))]
 
     def _progress_of_group(self, number: int, count: int) -> Progress | None:
         """What counts steps of one group among those of all."""

@@ -9,9 +9,8 @@ from functools import partial
 
 import torch
 
-from ananet.pruners.auto import Auto
+from ananet.pruners.auto import Auto, Chain
 from ananet.pruners.base import Pruner
-from ananet.pruners.chain import Chain
 from ananet.pruners.learned import LearnedPruner
 
 # Below this many matches a network on a CPU takes a few seconds at most.

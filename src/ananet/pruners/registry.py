@@ -13,25 +13,23 @@ from ananet._util.defaults import PRUNER
 from ananet._util.devices import choose_device
 from ananet._util.names import Option, Registry, labelled, like, options_of, read_options, split_options
 from ananet.errors import InputError
-from ananet.pruners.auto import NETWORKS as CHOICES
-from ananet.pruners.auto import Auto
+from ananet.pruners.auto import NETWORKS, Auto, Chain
 from ananet.pruners.base import Pruner
-from ananet.pruners.chain import Chain
 from ananet.pruners.learned import LearnedPruner
 from ananet.weights import bundled, bundled_path, weight_file
 
 CLASSICAL: Registry[Pruner] = Registry(
     "pruner",
     {
-        "all": "ananet.pruners.simple:KeepAll",
-        "mutual": "ananet.pruners.simple:Mutual",
-        "ratio": "ananet.pruners.simple:Ratio",
-        "gms": "ananet.pruners.gms:GMS",
-        "lpm": "ananet.pruners.lpm:LPM",
-        "lmf": "ananet.pruners.lmf:LMF",
+        "all": "ananet.pruners.classical:KeepAll",
+        "mutual": "ananet.pruners.classical:Mutual",
+        "ratio": "ananet.pruners.classical:Ratio",
+        "gms": "ananet.pruners.coherence:GMS",
+        "lpm": "ananet.pruners.coherence:LPM",
+        "lmf": "ananet.pruners.coherence:LMF",
         "code": "ananet.pruners.coherence:CODE",
-        "ransac": "ananet.pruners.robust:RANSAC",
-        "magsac": "ananet.pruners.robust:MAGSAC",
+        "ransac": "ananet.pruners.classical:RANSAC",
+        "magsac": "ananet.pruners.classical:MAGSAC",
     },
 )
 """Pruners that are not networks, by name; `@CLASSICAL.add` adds one."""
@@ -54,11 +52,7 @@ def describe_pruners() -> dict[str, PrunerDescription]:
         name: PrunerDescription(facts["summary"], options_of(LearnedPruner.from_file))
         for name, facts in bundled().items()
     }
-    return {
-        Auto.name: _describe(Auto),
-        **learned,
-        **{name: _describe(CLASSICAL[name]) for name in CLASSICAL.names},
-    }
+    return {Auto.name: _describe(Auto), **learned, **{name: _describe(CLASSICAL[name]) for name in CLASSICAL.names}}
 
 
 def _describe(make: Callable[..., Pruner]) -> PrunerDescription:
@@ -119,7 +113,7 @@ class Part(NamedTuple):
         """All weights that the pruner may use."""
         if self.file is not None:
             return [self.file]
-        return [bundled_path(name) for name in CHOICES] if self.make is Auto else []
+        return [bundled_path(name) for name in NETWORKS] if self.make is Auto else []
 
     @property
     def all_options(self) -> dict[str, Any]:
