@@ -62,25 +62,24 @@ class MatchSettings(Settings):
         return load_matcher(self.matcher, detector=self.detector, device=device, neighbours=self.neighbours)
 
     @property
-    def scale(self) -> str:
-        return "original size" if self.longest_side is None else f"longest side {self.longest_side}"
-
-    @property
-    def thinning(self) -> str:
-        return "" if self.outlier_share is None else f", at most {self.outlier_share:.0%} of a pair's matches wrong"
+    def in_words(self) -> str:
+        scale = "original size" if self.longest_side is None else f"longest side {self.longest_side}"
+        wrong = "" if self.outlier_share is None else f", at most {self.outlier_share:.0%} of a pair's matches wrong"
+        return scale + wrong
 
 
 class Pairs(ABC):
-    """Labelled pairs by number."""
+    """Labelled pairs by number; `available` is their number without the limit."""
 
-    def __init__(self, source: Source, settings: MatchSettings) -> None:
-        self.settings = settings
+    photos = 0
+    """Number of photos with features to compute before pairs are read."""
+
+    def __init__(self, source: Source, settings: MatchSettings, available: int) -> None:
+        self.settings, self.available = settings, available
         self.title, self.kind, self.has_poses = source.title, source.name, source.has_poses
-
-    @property
-    @abstractmethod
-    def available(self) -> int:
-        """Number of pairs without the limit."""
+        count = available if settings.limit is None else min(settings.limit, available)
+        self.chosen = [number * available // count for number in range(count)]
+        """Numbers of the available pairs within the limit."""
 
     @abstractmethod
     def read(self, number: int) -> LabelledPair:
@@ -91,47 +90,29 @@ class Pairs(ABC):
         """Describe in words how matches are made."""
 
     def __len__(self) -> int:
-        limit = self.settings.limit
-        return self.available if limit is None else min(limit, self.available)
-
-    def chosen(self) -> list[int]:
-        """Numbers of the available pairs within the limit."""
-        return [number * self.available // len(self) for number in range(len(self))]
+        return len(self.chosen)
 
     def __getitem__(self, number: int) -> LabelledPair:
         if not 0 <= number < len(self):
             raise IndexError(f"pair {number} of {len(self)}")
-        number = number * self.available // len(self)
+        number = self.chosen[number]
         pair, share = self.read(number), self.settings.outlier_share
         return pair if share is None else with_fewer_outliers(pair, share, seed=number)
-
-    @property
-    def photos(self) -> int:
-        """Number of photos with features to compute before pairs are read."""
-        return 0
-
-    def prepare(self, number: int) -> None:
-        """Compute and store the features of one photo."""
-        raise NotImplementedError
 
 
 class StoredMatches(Pairs):
     """Pairs with stored matches and labels."""
 
     def __init__(self, source: StoredPairs, settings: MatchSettings) -> None:
-        super().__init__(source, settings)
+        super().__init__(source, settings, len(source))
         self.source = source
-
-    @property
-    def available(self) -> int:
-        return len(self.source)
 
     def read(self, number: int) -> LabelledPair:
         pair, longest_side = self.source[number], self.settings.longest_side
         return pair if longest_side is None else replace(pair, matches=rescaled(pair.matches, longest_side))
 
     def matching(self) -> str:
-        return f"stored matches, pixels at {self.settings.scale}{self.settings.thinning}"
+        return f"stored matches, pixels at {self.settings.in_words}"
 
 
 class PhotoPairs(Pairs):
@@ -140,11 +121,15 @@ class PhotoPairs(Pairs):
     def __init__(
         self, source: PosedPhotos, settings: MatchSettings, feature_folder: Path | None, device: str = "auto"
     ) -> None:
-        super().__init__(source, settings)
         listed = [(scene.name, pair) for scene in source.scenes() for pair in scene.all_pairs()]
         self.pairs: list[tuple[str, PosedPair]] = [(scene, pair) for scene, pair in listed if pair.has_baseline]
         """Name of the scene, and the two photos."""
+        super().__init__(source, settings, len(self.pairs))
         self.feature_folder, self.device = feature_folder, device
+        # Different photos with quarter turns that the pairs within the limit use.
+        views = [view for number in self.chosen for view in self._views(self.pairs[number][1])]
+        self.views = list({self._key(*view): view for view in views}.values())
+        self.photos = 0 if feature_folder is None else len(self.views)
 
     @cached_property
     def detector(self) -> Detector:
@@ -154,31 +139,17 @@ class PhotoPairs(Pairs):
     def matcher(self) -> Matcher:
         return self.settings.load_matcher(self.device)
 
-    @property
-    def available(self) -> int:
-        return len(self.pairs)
-
-    @cached_property
-    def _views(self) -> list[tuple[PosedImage, int]]:
-        """Different photos with quarter turns that the pairs within the limit use."""
-        views = {}
-        for number in self.chosen():
-            pair = self.pairs[number][1]
-            for image, turns in zip((pair.image0, pair.image1), pair.rotations, strict=True):
-                views[self._key(image, turns)] = (image, turns)
-        return list(views.values())
-
-    @property
-    def photos(self) -> int:
-        return 0 if self.feature_folder is None else len(self._views)
+    @staticmethod
+    def _views(pair: PosedPair) -> list[tuple[PosedImage, int]]:
+        return list(zip((pair.image0, pair.image1), pair.rotations, strict=True))
 
     def prepare(self, number: int) -> None:
-        self._features(*self._views[number])
+        """Compute and store the features of one photo."""
+        self._features(*self.views[number])
 
     def read(self, number: int) -> LabelledPair:
         scene, pair = self.pairs[number]
-        first = self._features(pair.image0, pair.rotations[0])
-        second = self._features(pair.image1, pair.rotations[1])
+        first, second = (self._features(*view) for view in self._views(pair))
         matches = self.matcher(first.features, second.features, K0=first.K, K1=second.K)
         name = f"{scene}/{pair.name}" if scene and not pair.name.startswith(f"{scene}/") else pair.name
         paths = (pair.image0.path, pair.image1.path)
@@ -193,7 +164,7 @@ class PhotoPairs(Pairs):
             keypoints += f", {settings.neighbours} neighbours of each"
         elif settings.matcher != "nearest":
             keypoints += f", matched by {settings.matcher}"
-        return f"{keypoints}, photos at {settings.scale}{settings.thinning}"
+        return f"{keypoints}, photos at {settings.in_words}"
 
     def _features(self, image: PosedImage, turns: int) -> PhotoFeatures:
         from ananet.datasets.photos import PhotoFeatures, photo_features
@@ -217,12 +188,7 @@ class PhotoPairs(Pairs):
 def open_pairs(
     source: Source, settings: MatchSettings | None = None, feature_folder: Path | None = None, device: str = "auto"
 ) -> Pairs:
-    """The pairs of a source.
-
-    Args:
-        feature_folder: where features of photos are stored; None computes them for every pair anew.
-        device: device of detector and matcher.
-    """
+    """The pairs of a source; without a folder for features of photos, they are computed for every pair anew."""
     settings = settings or MatchSettings()
     if isinstance(source, StoredPairs):
         pairs: Pairs = StoredMatches(source, settings)
@@ -242,30 +208,19 @@ def with_fewer_outliers(pair: LabelledPair, share: float, seed: int) -> Labelled
     left_out = torch.randperm(len(wrong), generator=torch.Generator().manual_seed(seed))[most:]
     mask = torch.ones_like(pair.inlier)
     mask[wrong[left_out]] = False
-    return replace(
-        pair,
-        matches=pair.matches[mask],
-        inlier=pair.inlier[mask],
-        distance=None if pair.distance is None else pair.distance[mask],
-    )
+    distance = None if pair.distance is None else pair.distance[mask]
+    return replace(pair, matches=pair.matches[mask], inlier=pair.inlier[mask], distance=distance)
 
 
 def rescaled(matches: Correspondences, longest_side: int) -> Correspondences:
-    """Matches in pixels of images scaled to a longest side.
-
-    Without an image size, the principal point is taken as the centre of the image.
-    """
+    """Matches in pixels of images scaled to a longest side; without a size, the principal point is the centre."""
     scaled: dict[str, Any] = {}
     tensors = matches._as_tensors()
     for n in ("0", "1"):
         K, size, sizes = (getattr(tensors, name + n) for name in ("K", "image_size", "keypoint_sizes"))
-        if size is not None:
-            longest = max(size)
-        elif K is not None:
-            longest = 2 * float(K[:2, 2].max()) + 1
-        else:
+        if size is None and K is None:
             raise InputError("longest_side: expected matches with cameras or image sizes, got neither")
-        scale = longest_side / longest
+        scale = longest_side / (2 * float(K[:2, 2].max()) + 1 if size is None else max(size))
         points: Tensor = getattr(tensors, "points" + n)
         transform = torch.from_numpy(pixel_scaling(scale, scale)).to(points)
         scaled |= {

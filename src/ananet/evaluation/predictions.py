@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -86,29 +87,22 @@ def installed_versions() -> dict[str, str]:
     """Versions of the packages that can change a result."""
     versions = {}
     for package in ("ananet", "numpy", "torch", "opencv-python-headless", "poselib"):
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return versions
 
 
 def write_predictions(path: str | Path, predictions: Predictions) -> None:
     """Write predictions to a safetensors file that `ananet evaluate --predictions` reads."""
-    lengths = [len(result.mask) for result in predictions.results]
-    tensors = {
-        "start": torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64)),
-        "mask": torch.from_numpy(np.concatenate([np.zeros(0, bool), *(r.mask for r in predictions.results)])),
-        "logits": torch.from_numpy(
-            np.concatenate([np.zeros(0, np.float32), *(r.logits for r in predictions.results)]).astype(np.float32)
-        ),
+    results = predictions.results
+    arrays = {
+        "start": np.cumsum([0, *(len(result.mask) for result in results)], dtype=np.int64),
+        "mask": np.concatenate([np.zeros(0, bool), *(result.mask for result in results)]),
+        "logits": np.concatenate([np.zeros(0, np.float32), *(r.logits for r in results)]).astype(np.float32),
     }
-    header = {
-        **asdict(predictions.origin),
-        "pairs": predictions.names,
-        "fingerprints": predictions.fingerprints,
-        "versions": dict(predictions.versions),
-    }
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    header = asdict(predictions.origin) | {"pairs": predictions.names, "fingerprints": predictions.fingerprints}
+    header["versions"] = dict(predictions.versions)
     save_tensors(path, tensors, {"format": FORMAT, "version": str(VERSION), "header": json.dumps(header)})
 
 
@@ -133,14 +127,6 @@ def read_predictions(path: str | Path) -> Predictions:
         raise InputError(f"predictions: {path} cannot be read ({error})") from None
     if not isinstance(versions, dict):
         raise InputError(f"predictions: {path} cannot be read (expected versions by package, got {versions!r})")
-    _check_consistent(path, start, mask, logits, names, fingerprints)
-    results = [Prediction(mask[a:b], logits[a:b]) for a, b in pairwise(start.tolist())]
-    return Predictions(origin, names, fingerprints, results, versions)
-
-
-def _check_consistent(
-    path: Path, start: np.ndarray, mask: np.ndarray, logits: np.ndarray, names: Any, fingerprints: Any
-) -> None:
     lists = (names, fingerprints)
     good = all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in lists)
     good = good and start.ndim == mask.ndim == logits.ndim == 1
@@ -149,6 +135,8 @@ def _check_consistent(
     good = good and start[0] == 0 and start[-1] == len(mask) and bool((start[1:] >= start[:-1]).all())
     if not good or not np.isfinite(logits).all():
         raise InputError(f"predictions: {path} is inconsistent: its pairs and matches do not fit each other")
+    results = [Prediction(mask[a:b], logits[a:b]) for a, b in pairwise(start.tolist())]
+    return Predictions(origin, names, fingerprints, results, versions)
 
 
 def check_origin(path: Path, found: Origin, expected: Origin) -> None:
@@ -164,13 +152,7 @@ def check_origin(path: Path, found: Origin, expected: Origin) -> None:
 
 
 class PredictionStore:
-    """A folder of predictions: those found in it, and those added during an evaluation.
-
-    Args:
-        folder: None stores nothing.
-        origins: expected origin of the predictions, by pruner.
-        pairs: number of pairs.
-    """
+    """Predictions found in a folder, which must have these origins, and those added to it; None stores nothing."""
 
     def __init__(self, folder: Path | None, origins: Mapping[str, Origin], pairs: int) -> None:
         self.folder, self.origins, self.pairs = folder, origins, pairs
@@ -224,12 +206,11 @@ class PredictionStore:
             known = len(self.found[pruner]) if pruner in self.found else 0
             new = made[max(0, known - start) :]
             if new:
-                names, fingerprints, results = zip(*((n, f, by_name[pruner]) for n, f, by_name in new), strict=True)
+                names, fingerprints, made_by = map(list, zip(*new, strict=True))
+                results = [by_name[pruner] for by_name in made_by]
                 self._parts(pruner).mkdir(exist_ok=True)
                 part = self._parts(pruner) / f"{max(start, known):08d}.safetensors"
-                write_predictions(
-                    part, Predictions(origin, list(names), list(fingerprints), results, installed_versions())
-                )
+                write_predictions(part, Predictions(origin, names, fingerprints, results, installed_versions()))
 
     def finish(self) -> None:
         """Join the parts of every pruner to one file."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ananet._util.tables import format_table
 from ananet.core.metrics import THRESHOLDS
@@ -14,13 +12,12 @@ from ananet.errors import InputError
 from ananet.evaluation.explain import NEIGHBOURS
 from ananet.evaluation.predictions import installed_versions
 from ananet.evaluation.runner import Evaluation
-from ananet.evaluation.scoring import PrunerScores
+from ananet.evaluation.scoring import COLUMNS, PrunerScores
 from ananet.io.files import write_json
 
 Rows = list[dict[str, Any]]
 AUC_COLUMNS = tuple(f"AUC@{threshold:g}" for threshold in THRESHOLDS)
 FORM_NAMES = {"cubic": "Cub.", "quadratic": "Qua.", "linear": "Lin."}
-PERCENT = 100.0
 
 
 def describe(evaluation: Evaluation) -> str:
@@ -36,12 +33,11 @@ def describe(evaluation: Evaluation) -> str:
 
 def matches_table(evaluation: Evaluation) -> Rows:
     """Quality of the kept matches, means over pairs."""
-    columns = {"P": "precision", "R": "recall", "F1": "f1", "AP": "average_precision"}
-    columns["calibration error"] = "calibration_error"
+    titles = ("kept", "P", "R", "F1", "AP", "calibration error")
+    summaries = {name: scores.matches_summary() for name, scores in evaluation.scores.items()}
     return [
-        {"pruner": name, "kept": round(summary["kept"]), **{title: summary[key] for title, key in columns.items()}}
-        for name, scores in evaluation.scores.items()
-        for summary in [scores.matches_summary()]
+        {"pruner": name} | dict(zip(titles, summary.values(), strict=True)) | {"kept": round(summary["kept"])}
+        for name, summary in summaries.items()
     ]
 
 
@@ -50,17 +46,12 @@ def pose_table(evaluation: Evaluation, estimator: str) -> Rows:
     rows = []
     for name, scores in evaluation.scores.items():
         summary = scores.pose_summary(estimator)
-        rows.append(
-            {
-                "pruner": name,
-                **_auc(scores, estimator),
-                **({"+/-": _joined(summary["auc_deviation"])} if summary["auc_deviation"] else {}),
-                "rotation AUC@5/10/20": _joined(summary["rotation_auc"]),
-                "translation AUC@5/10/20": _joined(summary["translation_auc"]),
-                "mAP@5/10/20": _joined(summary["map"]),
-                "failures": summary["failures"],
-            }
-        )
+        row = {"pruner": name, **_auc(scores, estimator)}
+        columns = {"+/-": "auc_deviation"} if summary["auc_deviation"] else {}
+        columns |= {"rotation AUC@5/10/20": "rotation_auc", "translation AUC@5/10/20": "translation_auc"}
+        columns["mAP@5/10/20"] = "map"
+        row |= {title: "/".join(f"{number:.1f}" for number in summary[key]) for title, key in columns.items()}
+        rows.append(row | {"failures": summary["failures"]})
     return rows
 
 
@@ -71,10 +62,9 @@ def scores_by_scene(evaluation: Evaluation) -> Rows:
         chosen = [number for number, name in enumerate(evaluation.scenes) if name == scene]
         for name, scores in evaluation.scores.items():
             own = scores.only(chosen)
-            row: dict[str, Any] = {"scene": scene, "pairs": len(chosen), "pruner": name, "F1": own.column("f1").mean()}
-            for estimator in evaluation.estimators:
-                row[f"{estimator} AUC@5"] = round(own.pose_summary(estimator)["auc"][0], 1)
-            rows.append(row)
+            row = {"scene": scene, "pairs": len(chosen), "pruner": name, "F1": own.column("f1").mean()}
+            auc = {f"{name} AUC@5": round(own.pose_summary(name)["auc"][0], 1) for name in evaluation.estimators}
+            rows.append(row | auc)
     return rows
 
 
@@ -95,46 +85,36 @@ def report(evaluation: Evaluation, style: str = "text", by_scene: bool = False) 
         style: "text" or "markdown".
         by_scene: add F1 and AUC@5 by scene.
     """
-    parts = [describe(evaluation)]
-    parts.append(_titled("Matches, means over pairs", format_table(matches_table(evaluation), style), style))
+    parts = [describe(evaluation), _titled("Matches, means over pairs", matches_table(evaluation), style)]
     failures = 0
     for estimator in evaluation.estimators:
         rows = pose_table(evaluation, estimator)
         failures += sum(row["failures"] for row in rows)
         title = f"Pose: {evaluation.pose_settings.describe(estimator)}; {evaluation.matching}"
-        parts.append(_titled(title, format_table(rows, style, decimals=1), style))
+        parts.append(_titled(title, rows, style, decimals=1))
     if not evaluation.estimators:
         parts.append("This source has no poses: estimators were not run.")
     elif failures:
         parts.append("Failures (fewer than 9 matches kept, or no pose found) count as 180 degrees.")
     if by_scene:
-        parts.append(_titled("By scene", format_table(scores_by_scene(evaluation), style), style))
+        parts.append(_titled("By scene", scores_by_scene(evaluation), style))
     if neighbours := neighbour_table(evaluation):
         title = "Inliers among the k nearest neighbours of an inlier in feature space, by number of blocks"
-        parts.append(_titled(title, format_table(neighbours, style), style))
+        parts.append(_titled(title, neighbours, style))
     return "\n\n".join(parts)
 
 
 def table_1(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
     """Camera pose: Dataset, Method, AUC@5, @10, @20."""
-    return [
-        {"Dataset": evaluation.source, "Method": name, **_auc(scores, estimator)}
-        for evaluation in evaluations
-        for name, scores in evaluation.scores.items()
-    ]
+    return [{**method, **_auc(scores, estimator)} for method, _, scores in _methods(evaluations)]
 
 
 def table_3(evaluations: Sequence[Evaluation], _estimator: str) -> Rows:
     """Kept matches: Method, Precision, Recall, F1, in percent."""
     columns = {"Precision": "precision", "Recall": "recall", "F1-Scores": "f1"}
     return [
-        {
-            "Dataset": evaluation.source,
-            "Method": name,
-            **{title: PERCENT * float(scores.column(column).mean()) for title, column in columns.items()},
-        }
-        for evaluation in evaluations
-        for name, scores in evaluation.scores.items()
+        method | {title: 100.0 * float(scores.column(column).mean()) for title, column in columns.items()}
+        for method, _, scores in _methods(evaluations)
     ]
 
 
@@ -149,45 +129,27 @@ def table_4(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
 def table_5(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
     """Forms of second-order attention: AUC of networks that differ in it. Its right half is `benchmarks/speed.py`'s."""
     return [
-        {
-            "Dataset": source,
-            "Method": name,
-            "Form": FORM_NAMES[network["form"]] if network.get("second_order") else "none",
-            **_auc(scores, estimator),
-        }
-        for source, name, network, scores in _networks(evaluations)
+        {**method, "Form": FORM_NAMES[network["form"]] if network.get("second_order") else "none"}
+        | _auc(scores, estimator)
+        for method, network, scores in _networks(evaluations)
     ]
 
 
 def table_6(evaluations: Sequence[Evaluation], estimator: str) -> Rows:
     """Ablation: parts of the network, parameters in thousands and AUC@5, each compared with the line before."""
     rows: Rows = []
-    for source, name, network, scores in _networks(evaluations):
-        before = rows[-1] if rows and rows[-1]["Dataset"] == source else None
+    for method, network, scores in _networks(evaluations):
+        before = rows[-1] if rows and rows[-1]["Dataset"] == method["Dataset"] else None
         parameters, auc = network["parameters"] / 1000, _auc(scores, estimator)["AUC@5"]
-        rows.append(
-            {
-                "Dataset": source,
-                "Method": name,
-                "L": network.get("blocks"),
-                "SOC": "x" if network.get("second_order") else "",
-                "LNN": "x" if network.get("second_order") and network["learnable_normalization"] else "",
-                "Parm.(k)": parameters,
-                "+Parm.": None if before is None else parameters - before["Parm.(k)"],
-                "AUC@5": auc,
-                "+ step": None if before is None else auc - before["AUC@5"],
-            }
-        )
+        second_order = network.get("second_order")
+        row = {**method, "L": network.get("blocks"), "SOC": "x" if second_order else ""}
+        row["LNN"] = "x" if second_order and network["learnable_normalization"] else ""
+        row |= {"Parm.(k)": parameters, "+Parm.": None if before is None else parameters - before["Parm.(k)"]}
+        rows.append(row | {"AUC@5": auc, "+ step": None if before is None else auc - before["AUC@5"]})
     return rows
 
 
-TABLES: dict[int, Callable[[Sequence[Evaluation], str], Rows]] = {
-    1: table_1,
-    3: table_3,
-    4: table_4,
-    5: table_5,
-    6: table_6,
-}
+TABLES = {1: table_1, 3: table_3, 4: table_4, 5: table_5, 6: table_6}
 WITH_POSE = (1, 4, 5, 6)
 
 
@@ -195,8 +157,7 @@ def paper_table(number: int, evaluations: Sequence[Evaluation], style: str) -> s
     """A table in the paper's layout, one for each estimator, with the settings below."""
     parts = []
     for estimator in table_estimators(number, evaluations):
-        rows = TABLES[number](evaluations, estimator)
-        parts.append(_titled(f"Table {number}", format_table(rows, style, decimals=2), style))
+        parts.append(_titled(f"Table {number}", TABLES[number](evaluations, estimator), style, decimals=2))
         settings = [f" {e.pose_settings.describe(estimator)}." if estimator else "" for e in evaluations]
         parts.append("\n".join(f"{describe(e)}.{words}" for e, words in zip(evaluations, settings, strict=True)))
     return "\n\n".join(parts)
@@ -210,14 +171,10 @@ def table_estimators(number: int, evaluations: Sequence[Evaluation]) -> tuple[st
 def reports_as_json(evaluations: Sequence[Evaluation], table: int | None = None) -> list[dict[str, Any]]:
     """Settings and means of every source, or one table of the paper for each estimator."""
     if table is not None:
+        sources = [describe(evaluation) for evaluation in evaluations]
         return [
-            {
-                "table": table,
-                "estimator": estimator or None,
-                "sources": [describe(evaluation) for evaluation in evaluations],
-                "rows": TABLES[table](evaluations, estimator),
-            }
-            for estimator in table_estimators(table, evaluations)
+            {"table": table, "estimator": name or None, "sources": sources, "rows": TABLES[table](evaluations, name)}
+            for name in table_estimators(table, evaluations)
         ]
     return [
         {
@@ -229,10 +186,8 @@ def reports_as_json(evaluations: Sequence[Evaluation], table: int | None = None)
             "inlier_ratio": float(evaluation.inlier_ratios.mean()),
             "estimators": {name: evaluation.pose_settings.describe(name) for name in evaluation.estimators},
             "pruners": {
-                name: {
-                    **scores.matches_summary(),
-                    "poses": {estimator: scores.pose_summary(estimator) for estimator in evaluation.estimators},
-                }
+                name: scores.matches_summary()
+                | {"poses": {estimator: scores.pose_summary(estimator) for estimator in evaluation.estimators}}
                 for name, scores in evaluation.scores.items()
             },
             "by_scene": scores_by_scene(evaluation),
@@ -244,7 +199,6 @@ def reports_as_json(evaluations: Sequence[Evaluation], table: int | None = None)
 
 def scores_as_json(evaluation: Evaluation) -> dict[str, Any]:
     """Settings, summaries, and the numbers of every pair by column."""
-    columns = ("kept", "precision", "recall", "f1", "average_precision")
     return {
         "source": evaluation.source,
         "kind": evaluation.kind,
@@ -260,12 +214,12 @@ def scores_as_json(evaluation: Evaluation) -> dict[str, Any]:
                 "weights_sha256": evaluation.pruners[name].weights_sha256,
                 "network": evaluation.pruners[name].network,
                 "summary": scores.matches_summary(),
-                "pairs": {column: scores.column(column).round(6).tolist() for column in columns},
+                "pairs": {column: scores.column(column).round(6).tolist() for column in COLUMNS},
                 "poses": {
-                    estimator: {
-                        "summary": scores.pose_summary(estimator),
-                        "rotation_error": scores.errors(estimator, "rotation").round(4).tolist(),
-                        "translation_error": scores.errors(estimator, "translation").round(4).tolist(),
+                    estimator: {"summary": scores.pose_summary(estimator)}
+                    | {
+                        f"{part}_error": scores.errors(estimator, part).round(4).tolist()
+                        for part in ("rotation", "translation")
                     }
                     for estimator in evaluation.estimators
                 },
@@ -280,14 +234,17 @@ def write_scores(path: str | Path, evaluations: Sequence[Evaluation]) -> None:
     write_json(path, [scores_as_json(evaluation) for evaluation in evaluations])
 
 
-def _networks(evaluations: Sequence[Evaluation]) -> list[tuple[str, str, dict[str, Any], PrunerScores]]:
-    """Source, name, settings and scores of the pruners with a network."""
-    found = [
-        (evaluation.source, name, network, scores)
+def _methods(evaluations: Sequence[Evaluation]) -> list[tuple[dict[str, Any], dict[str, Any] | None, PrunerScores]]:
+    """First columns of a row, settings of the network if there is one, and scores of every pruner."""
+    return [
+        ({"Dataset": evaluation.source, "Method": name}, evaluation.pruners[name].network, scores)
         for evaluation in evaluations
         for name, scores in evaluation.scores.items()
-        if (network := evaluation.pruners[name].network) is not None
     ]
+
+
+def _networks(evaluations: Sequence[Evaluation]) -> list[tuple[dict[str, Any], dict[str, Any], PrunerScores]]:
+    found = [(method, network, scores) for method, network, scores in _methods(evaluations) if network is not None]
     if not found:
         raise InputError("table: 5 and 6 compare networks, expected weight files as pruners, got none")
     return found
@@ -297,9 +254,6 @@ def _auc(scores: PrunerScores, estimator: str) -> dict[str, float]:
     return dict(zip(AUC_COLUMNS, scores.pose_summary(estimator)["auc"], strict=True))
 
 
-def _joined(numbers: Sequence[float]) -> str:
-    return "/".join(f"{number:.1f}" for number in np.asarray(numbers))
-
-
-def _titled(title: str, table: str, style: str) -> str:
+def _titled(title: str, rows: Rows, style: str, decimals: int = 3) -> str:
+    table = format_table(rows, style, decimals)
     return f"**{title}**\n\n{table}" if style == "markdown" else f"{title}\n{table}"

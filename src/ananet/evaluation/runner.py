@@ -7,12 +7,19 @@ while workers match and score.
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import islice
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +36,7 @@ from ananet.datasets.sources import SOURCES, Source, open_source
 from ananet.errors import InputError
 from ananet.estimators import ESTIMATORS
 from ananet.evaluation.explain import inlier_neighbours
-from ananet.evaluation.pairs import MatchSettings, open_pairs
+from ananet.evaluation.pairs import MatchSettings, PhotoPairs, open_pairs
 from ananet.evaluation.predictions import (
     Origin,
     Prediction,
@@ -39,7 +46,6 @@ from ananet.evaluation.predictions import (
     installed_versions,
 )
 from ananet.evaluation.scoring import PairScore, PoseSettings, PrunerScores, protocol_settings, score_pair
-from ananet.evaluation.workers import AT_ONCE, map_ahead, worker_pool
 from ananet.features import DETECTORS, MATCHERS
 from ananet.io.files import file_sha256
 from ananet.networks import NETWORKS
@@ -49,6 +55,11 @@ from ananet.pruners.registry import look_up
 
 # Pairs with predictions that are written together; also how far workers read ahead of a GPU.
 PAIRS_AT_ONCE = 256
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+# Items that a worker takes at once; few, so that all workers end at about the same time.
+AT_ONCE = 4
+# Limit of Windows.
+MAX_WORKERS = 61
 
 
 @dataclass(frozen=True)
@@ -152,18 +163,11 @@ class PairResult:
 
 
 class Worker:
-    """Pairs and pruners, opened once per process.
-
-    Args:
-        plugins: modules that register networks, detectors, ... from outside of the package.
-        pairs: arguments of `open_pairs`.
-        pruners: pruners to run.
-        neighbours: pruners with inliers among neighbours to measure.
-    """
+    """Pairs, pruners to run, and those with inliers among neighbours to measure, opened once per process."""
 
     def __init__(
         self,
-        plugins: Sequence[str],
+        plugins: Iterable[str],
         pairs: tuple[Source, MatchSettings, Path, str],
         pose_settings: PoseSettings,
         pruners: Sequence[PrunerChoice],
@@ -210,6 +214,7 @@ def _start_worker(*arguments: Any) -> None:
 
 
 def _prepare(number: int) -> None:
+    assert isinstance(_worker.pairs, PhotoPairs)
     _worker.pairs.prepare(number)
 
 
@@ -333,7 +338,9 @@ def _run(
         here = [choice for choice in missing if choice.learned and gpu.type != "cpu"]
         there = [choice for choice in missing if choice not in here]
         near = [choice for choice in choices if neighbours and choice.network is not None]
-        with worker_pool(workers, _start_worker, _plugins(), opened, pose_settings, there, near) as pool:
+        registries = (NETWORKS, DETECTORS, MATCHERS, ESTIMATORS, SOURCES, CLASSICAL)
+        plugins = {module for registry in registries for module in registry.outside_modules}
+        with worker_pool(workers, _start_worker, plugins, opened, pose_settings, there, near) as pool:
 
             def bar(results: Iterator[Any], count: int, unit: str) -> Iterator[Any]:
                 return iter(tqdm(results, desc=pairs.title, total=count, unit=unit, disable=not progress, leave=False))
@@ -341,7 +348,11 @@ def _run(
             for _ in bar(pool.map(_prepare, range(pairs.photos), chunksize=AT_ONCE), pairs.photos, "photo"):
                 pass
             loaded = {choice.name: load(choice.given, device=gpu) for choice in here}
-            found = _on_gpu(pool, len(pairs), store, loaded) if loaded else _on_cpu(pool, len(pairs), store)
+            if loaded:
+                found = _on_gpu(pool, len(pairs), store, loaded)
+            else:
+                numbers = range(len(pairs))
+                found = pool.map(_evaluate, numbers, map(store.given, numbers), chunksize=AT_ONCE)
             results = bar(found, len(pairs), "pair")
             gathered: list[PairResult] = []
             while some := list(islice(results, PAIRS_AT_ONCE)):
@@ -350,8 +361,11 @@ def _run(
                 gathered += some
                 store.add([(r.name, r.fingerprint, r.predictions) for r in some])
     store.finish()
-    names = [result.name for result in gathered]
-    fingerprints = [result.fingerprint for result in gathered]
+    names, fingerprints = [result.name for result in gathered], [result.fingerprint for result in gathered]
+    predictions = {
+        name: Predictions(origin, names, fingerprints, [r.predictions[name] for r in gathered], installed_versions())
+        for name, origin in origins.items()
+    }
     return Evaluation(
         pairs.title,
         pairs.kind,
@@ -362,26 +376,15 @@ def _run(
         [result.scene for result in gathered],
         [result.inlier for result in gathered],
         {choice.name: choice for choice in choices},
-        {
-            name: Predictions(
-                origin, names, fingerprints, [r.predictions[name] for r in gathered], installed_versions()
-            )
-            for name, origin in origins.items()
-        },
+        predictions,
         {name: _pruner_scores(name, gathered) for name in origins},
         pose_settings.estimators if pairs.has_poses else (),
         tuple(store.complete),
     )
 
 
-def _plugins() -> list[str]:
-    registries = (NETWORKS, DETECTORS, MATCHERS, ESTIMATORS, SOURCES, CLASSICAL)
-    return list({module for registry in registries for module in registry.outside_modules})
-
-
-def _on_cpu(pool: ProcessPoolExecutor, count: int, store: PredictionStore) -> Iterator[PairResult]:
-    """Results in order: a worker reads, prunes and scores a pair."""
-    return pool.map(_evaluate, range(count), map(store.given, range(count)), chunksize=AT_ONCE)
+Known = Iterator[tuple[LabelledPair, dict[str, Prediction]]]
+"""Pairs with the predictions known so far."""
 
 
 def _on_gpu(
@@ -389,16 +392,13 @@ def _on_gpu(
 ) -> Iterator[PairResult]:
     """Results in order: workers read pairs, this process prunes them as they arrive, workers score them."""
     read = map_ahead(pool, _read, ((number,) for number in range(count)), PAIRS_AT_ONCE)
-    known: Iterator[tuple[LabelledPair, dict[str, Prediction]]]
-    known = ((pair, store.given(number)) for number, pair in enumerate(read))
+    known: Known = ((pair, store.given(number)) for number, pair in enumerate(read))
     for name, pruner in pruners.items():
         known = _predicted(known, name, pruner)
     return map_ahead(pool, _evaluate, known, PAIRS_AT_ONCE)
 
 
-def _predicted(
-    pairs: Iterator[tuple[LabelledPair, dict[str, Prediction]]], name: str, pruner: Pruner
-) -> Iterator[tuple[LabelledPair, dict[str, Prediction]]]:
+def _predicted(pairs: Known, name: str, pruner: Pruner) -> Known:
     """Add one pruner's predictions where they are missing."""
     for (pair, known), kept in stream_items(pruner, pairs, lambda each: None if name in each[1] else each[0].matches):
         if kept is not None:
@@ -415,3 +415,67 @@ def _pruner_scores(name: str, results: Sequence[PairResult]) -> PrunerScores:
         metrics.expected_calibration_error(scores, labels),
         np.mean(near, axis=0) if near else None,
     )
+
+
+@contextmanager
+def worker_pool(
+    workers: int | None, initializer: Callable[..., None], *arguments: Any
+) -> Iterator[ProcessPoolExecutor]:
+    """Processes that have each called `initializer(*arguments)`, one per core for None. An error ends them at once.
+
+    Each has one thread, so that sums and thus results do not depend on the number of workers.
+    """
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    # numpy and OpenMP read these when a worker imports them.
+    os.environ.update(ONE_THREAD)
+    # Forking a process that runs threads is not safe.
+    context = multiprocessing.get_context("spawn")
+    lifeline, held = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(
+        min(workers or os.cpu_count() or 1, MAX_WORKERS), context, _start, (lifeline, initializer, arguments)
+    )
+    try:
+        yield pool
+    except BaseException:
+        held.close()
+        pool.shutdown(cancel_futures=True)
+        raise
+    finally:
+        pool.shutdown()
+        held.close()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def map_ahead(
+    pool: ProcessPoolExecutor, function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], ahead: int
+) -> Iterator[Any]:
+    """`pool.map` in constant memory: at most `ahead` calls are submitted before their results are consumed."""
+    given = iter(arguments)
+    running: deque[Future[list[Any]]] = deque()
+    while chunk := list(islice(given, AT_ONCE)):
+        running.append(pool.submit(_call, function, chunk))
+        if len(running) * AT_ONCE >= ahead:
+            yield from running.popleft().result()
+    while running:
+        yield from running.popleft().result()
+
+
+def _call(function: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[Any]:
+    return [function(*given) for given in chunk]
+
+
+def _start(lifeline: Connection, initializer: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    # Ctrl-C reaches every process of the terminal; only the parent handles it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    initializer(*arguments)
+
+
+def _end_with(lifeline: Connection) -> None:
+    """End the process when the parent closes the other end of the pipe or is killed."""
+    wait([lifeline])
+    os._exit(1)

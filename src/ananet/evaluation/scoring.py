@@ -23,6 +23,7 @@ from ananet.evaluation.predictions import Prediction
 
 # With fewer matches, no pose is estimated.
 MIN_MATCHES = 9
+COLUMNS = ("kept", "precision", "recall", "f1", "average_precision")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,6 @@ class PoseSettings(Settings):
         given = split_options(estimator, "estimator")[1]
         threshold = self.threshold
         if threshold is not None and self.calibrated and matches is not None:
-            assert matches.K0 is not None and matches.K1 is not None
             threshold *= mean_focal(matches.K0, matches.K1)
         options = {"threshold": threshold, "confidence": self.confidence}
         return load_estimator(estimator, **{name: value for name, value in options.items() if name not in given})
@@ -67,14 +67,13 @@ class PoseSettings(Settings):
     def describe(self, estimator: str) -> str:
         """Describe the estimator and its settings in words."""
         name, given = split_options(estimator, "estimator")
-        loaded = self.load(estimator)
-        named = ("threshold", "confidence", "match_selection")
+        loaded, named = self.load(estimator), ("threshold", "confidence", "match_selection")
         own = "".join(f", {key} {value}" for key, value in given.items() if key not in named)
         unit = "in calibrated coordinates" if self.calibrated and "threshold" not in given else "px / mean focal length"
         confidence = "its default" if loaded.confidence is None else f"{loaded.confidence:.15g}"
-        repeats = f", mean of {self.repeats} runs" if self.repeats > 1 else ""
+        more = own + (f", mean of {self.repeats} runs" if self.repeats > 1 else "")
         matches = IN_WORDS[loaded.match_selection]
-        return f"{name}, threshold {loaded.threshold:g} {unit}, confidence {confidence}, {matches}{own}{repeats}"
+        return f"{name}, threshold {loaded.threshold:g} {unit}, confidence {confidence}, {matches}{more}"
 
 
 PROTOCOLS: dict[str, tuple[dict[str, Any], int | None]] = {
@@ -96,11 +95,7 @@ def protocol_settings(protocol: str, **changes: Any) -> tuple[PoseSettings, int 
 def pose_error(
     pair: LabelledPair, prediction: Prediction, estimator: str, settings: PoseSettings, repeat: int = 0
 ) -> PoseError:
-    """Estimate the pose from the kept matches and compare it with the true one.
-
-    Args:
-        repeat: 0 uses the matches in their order; others are seeds to shuffle them.
-    """
+    """Error of the pose of the kept matches, in their order or, from repeat 1 on, shuffled with the repeat as seed."""
     import cv2
 
     loaded = settings.load(estimator, pair.matches)
@@ -109,8 +104,7 @@ def pose_error(
         used = used[np.random.default_rng(repeat).permutation(len(used))]
     if len(used) < MIN_MATCHES:
         return PoseError.of_failure()
-    # Seeds what draws from OpenCV's global generator.
-    cv2.setRNGSeed(0)
+    cv2.setRNGSeed(0)  # some estimators draw from OpenCV's global generator
     return pair.pose_error(loaded.pose(used))
 
 
@@ -167,8 +161,7 @@ class PrunerScores:
 
     def matches_summary(self) -> dict[str, float]:
         """Means over pairs."""
-        names = ("kept", "precision", "recall", "f1", "average_precision")
-        means = {name: float(self.column(name).mean()) if self.pairs else 0.0 for name in names}
+        means = {name: float(self.column(name).mean()) if self.pairs else 0.0 for name in COLUMNS}
         return {**means, "calibration_error": self.calibration_error}
 
     def pose_summary(self, estimator: str) -> dict[str, Any]:
@@ -181,8 +174,7 @@ class PrunerScores:
         return {
             "auc": auc.mean(0).tolist(),
             "auc_deviation": auc.std(0, ddof=1).tolist() if len(auc) > 1 else None,
-            "rotation_auc": percent(metrics.pose_auc, "rotation").mean(0).tolist(),
-            "translation_auc": percent(metrics.pose_auc, "translation").mean(0).tolist(),
+            **{f"{p}_auc": percent(metrics.pose_auc, p).mean(0).tolist() for p in ("rotation", "translation")},
             "map": percent(metrics.binned_map).mean(0).tolist(),
             "failures": sum(any(error.failed for error in pair.poses[estimator]) for pair in self.pairs),
         }
