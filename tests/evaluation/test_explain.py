@@ -14,8 +14,8 @@ from ananet.evaluation.explain import (
     best_head,
     block_features,
     inlier_neighbours,
+    most_attended,
     separation,
-    shared_attention,
     two_apart,
     view_blocks,
 )
@@ -97,9 +97,8 @@ def test_neighbours(world):
 
 def test_shared_attention_by_hand():
     attention = torch.tensor([[0.9, 0.5, 0.1, 0.4], [0.2, 0.9, 0.3, 0.4], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    found = shared_attention(attention, (0, 1), 2)
-    assert [sorted(a.tolist()) for a in found.attended] == [[1, 3], [2, 3]], "not themselves"
-    assert found.shared.tolist() == [3]
+    found = most_attended(attention, (0, 1), 2)
+    assert [sorted(a.tolist()) for a in found] == [[1, 3], [2, 3]], "not themselves"
 
 
 def test_two_apart():

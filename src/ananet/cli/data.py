@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ananet.cli.arguments import add_candidates, add_detector, add_json, detector_name, numbers, print_json
 
@@ -14,24 +16,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     build = actions.add_parser("build", help="training pairs from posed photos")
-    build.add_argument(
-        "source",
-        type=Path,
-        help="photos with known cameras: a scene (images/ beside sparse/, a COLMAP model), a folder "
-        "of scenes, or any other form that 'ananet evaluate' reads",
+    text = (
+        "photos with known cameras: a scene (images/ beside sparse/, a COLMAP model), a folder of scenes, or any other "
+        "form that 'ananet evaluate' reads"
     )
+    build.add_argument("source", type=Path, help=text)
     build.add_argument("out", type=Path, help="output folder; an interrupted build continues there")
     add_detector(build)
     add_candidates(build)
-    build.add_argument(
-        "--pairs-per-scene", type=int, default=1000, metavar="N", help="most pairs per scene and scale (default: 1000)"
-    )
-    build.add_argument(
-        "--scales",
-        default="1",
-        metavar="A,B,...",
-        help="scales at which every photo is used, such as 1,0.6 (default: 1)",
-    )
+    text = "most pairs per scene and scale (default: 1000)"
+    build.add_argument("--pairs-per-scene", type=int, default=1000, metavar="N", help=text)
+    text = "scales at which every photo is used, such as 1,0.6 (default: 1)"
+    build.add_argument("--scales", default="1", metavar="A,B,...", help=text)
     build.add_argument("--seed", type=int, default=0)
     build.add_argument("--workers", type=int, help="threads (default: one per core)")
     add_json(build)
@@ -57,23 +53,11 @@ def run_build(arguments: argparse.Namespace) -> int:
 
     from ananet.datasets.build import BuildSettings, build_pairs
 
-    settings = BuildSettings(
-        detector=detector_name(arguments),
-        max_keypoints=arguments.max_keypoints,
-        neighbours=arguments.candidates,
-        pairs_per_scene=arguments.pairs_per_scene,
-        scales=scales,
-        seed=arguments.seed,
-    )
+    given = {name: getattr(arguments, name) for name in ("max_keypoints", "pairs_per_scene", "seed")}
+    settings = BuildSettings(detector=detector_name(arguments), neighbours=arguments.candidates, scales=scales, **given)
     start = time.perf_counter()
-    index = build_pairs(
-        arguments.source,
-        arguments.out,
-        settings,
-        workers=arguments.workers,
-        progress=sys.stderr.isatty(),
-        log=lambda line: print(line, file=sys.stderr),
-    )
+    shown: dict[str, Any] = {"progress": sys.stderr.isatty(), "log": partial(print, file=sys.stderr)}
+    index = build_pairs(arguments.source, arguments.out, settings, workers=arguments.workers, **shown)
     size = sum((arguments.out / shard).stat().st_size for shard in index["shards"])
     result = {
         "scenes": len(index["scenes"]),
@@ -100,15 +84,8 @@ def run_sfm(arguments: argparse.Namespace) -> int:
 
     result = reconstruct(arguments.photos, arguments.out, progress=sys.stderr.isatty())
     if arguments.json:
-        print_json(
-            {
-                "registered": list(result.registered),
-                "left_out": list(result.left_out),
-                "points": result.points,
-                "reprojection_error": result.reprojection_error,
-                "out": str(arguments.out),
-            }
-        )
+        names = ("registered", "left_out", "points", "reprojection_error")
+        print_json({name: getattr(result, name) for name in names} | {"out": str(arguments.out)})
         return 0
     print(result.summary)
     if result.left_out:

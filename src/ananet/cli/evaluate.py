@@ -5,60 +5,41 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ananet._util.defaults import REPORTED_ESTIMATORS
-from ananet.cli.arguments import (
-    add_candidates,
-    add_detector,
-    add_device,
-    add_json,
-    add_matcher,
-    detector_name,
-    matcher_name,
-    print_json,
-)
+from ananet.cli import arguments as shared
 from ananet.errors import InputError
-
-if TYPE_CHECKING:
-    from ananet.evaluation.runner import Evaluation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "sources",
-        nargs="+",
-        metavar="SOURCE",
-        type=Path,
-        help="a scene (images/ beside sparse/, and pairs.txt) or a folder of scenes, training pairs, an OANet dump, "
-        "MULTI cases, labelled matches (matches.npz), a pair list, or a folder with views.txt",
+    text = (
+        "a scene (images/ beside sparse/, and pairs.txt) or a folder of scenes, training pairs, an OANet dump, "
+        "MULTI cases, labelled matches (matches.npz), a pair list, or a folder with views.txt"
     )
+    add("sources", nargs="+", metavar="SOURCE", type=Path, help=text)
     names = "names or .safetensors files, as in 'ananet match'; name=FILE names a file"
     add("--pruner", required=True, metavar="A,B,...", help=names)
     estimators = ",".join(REPORTED_ESTIMATORS)
-    add(
-        "--estimator",
-        default=estimators,
-        metavar="A,B,...",
-        help="ransac, magsac, poselib, eight-point; NAME@option=value sets an option, such as "
-        f"poselib@match_selection=all (default: {estimators})",
+    text = (
+        "ransac, magsac, poselib, eight-point; NAME@option=value sets an option, such as poselib@match_selection=all "
+        f"(default: {estimators})"
     )
-    add(
-        "--protocol",
-        choices=("plain", "yfcc", "sun3d"),
-        default="plain",
-        help="plain: each estimator's own threshold at original size. yfcc: 1 px at longest side 1600, confidence "
-        "0.99999. sun3d: 0.001 in calibrated coordinates, confidence 0.99 (default: plain)",
+    add("--estimator", default=estimators, metavar="A,B,...", help=text)
+    text = (
+        "plain: each estimator's own threshold at original size. yfcc: 1 px at longest side 1600, confidence 0.99999. "
+        "sun3d: 0.001 in calibrated coordinates, confidence 0.99 (default: plain)"
     )
+    add("--protocol", choices=("plain", "yfcc", "sun3d"), default="plain", help=text)
     own = "(default: the protocol's)"
     add("--pose-threshold", type=float, metavar="T", help=f"inlier threshold of the estimator {own}")
     add("--confidence", type=float, metavar="C", help=f"confidence of the estimator {own}")
     add("--repeats", type=int, default=1, metavar="N", help="estimate every pose N times, print means (default: 1)")
     add("--longest-side", type=int, metavar="PX", help=f"scale photos to this longest side {own}")
-    add_detector(parser, several=True)
-    add_candidates(parser)
-    add_matcher(parser)
+    shared.add_detector(parser, several=True)
+    shared.add_candidates(parser)
+    shared.add_matcher(parser)
     add("--images", type=Path, metavar="DIR", help="photos of a pair list (default: beside it)")
     add("--limit", type=int, metavar="N", help="at most N pairs of each source, evenly spread")
     fewer = "remove wrong matches at random until at most this share of a pair is wrong"
@@ -70,16 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--by-scene", action="store_true", help="add a table by scene")
     near = "add the ratio of inliers among neighbours in feature space, block by block (Fig. 7)"
     add("--neighbours", action="store_true", help=near)
-    add(
-        "--motions",
-        action="store_true",
-        help="score the grouping of kept matches into motions, for folders with labelled matches, or for "
-        "'synthetic', problems with one to five motions; --repeats is the number of seeds",
+    text = (
+        "score the grouping of kept matches into motions, for folders with labelled matches, or for 'synthetic', "
+        "problems with one to five motions; --repeats is the number of seeds"
     )
+    add("--motions", action="store_true", help=text)
     add("--style", choices=("text", "markdown"), default="text", help="style of tables (default: text)")
     add("--workers", type=int, metavar="N", help="processes (default: one per core)")
-    add_device(parser)
-    add_json(parser)
+    shared.add_device(parser)
+    shared.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -103,33 +83,30 @@ def run(arguments: argparse.Namespace) -> int:
     for source in sources:
         if arguments.table in reports.WITH_POSE and not source.has_poses:
             raise InputError(f"--table: {arguments.table} needs poses, {source.path} has none; expected table 3")
+    posing = ("protocol", "pose_threshold", "confidence", "repeats", "neighbours", "device", "workers")
+    matching = ("max_keypoints", "longest_side", "candidates", "limit", "outlier_share")
     evaluations = evaluate(
         sources,
         arguments.pruner.split(","),
         estimators=arguments.estimator.split(","),
-        protocol=arguments.protocol,
-        pose_threshold=arguments.pose_threshold,
-        confidence=arguments.confidence,
-        repeats=arguments.repeats,
         detectors=detectors,
-        max_keypoints=arguments.max_keypoints,
-        longest_side=arguments.longest_side,
-        candidates=arguments.candidates,
-        matcher=matcher_name(arguments),
-        limit=arguments.limit,
-        outlier_share=arguments.outlier_share,
+        matcher=shared.matcher_name(arguments),
         prediction_folder=arguments.predictions,
-        neighbours=arguments.neighbours,
-        device=arguments.device,
-        workers=arguments.workers,
         progress=sys.stderr.isatty(),
+        **{name: getattr(arguments, name) for name in (*posing, *matching)},
     )
     if arguments.plots:
-        _plot(arguments.plots, evaluations)
+        from ananet.evaluation.plots import evaluation_plots
+        from ananet.io.images import save_picture
+
+        for evaluation in evaluations:
+            prefix = f"{evaluation.source}-" if len(evaluations) > 1 else ""
+            for name, picture in evaluation_plots(evaluation).items():
+                save_picture(arguments.plots / f"{prefix}{name}.png", picture)
     if arguments.scores:
         reports.write_scores(arguments.scores, evaluations)
     if arguments.json:
-        print_json(reports.reports_as_json(evaluations, arguments.table))
+        shared.print_json(reports.reports_as_json(evaluations, arguments.table))
     elif arguments.table:
         print(reports.paper_table(arguments.table, evaluations, arguments.style))
     else:
@@ -140,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _detectors(arguments: argparse.Namespace) -> list[str]:
     detectors: list[str] = arguments.detector.split(",")
     if len(detectors) == 1:
-        return [detector_name(arguments)]
+        return [shared.detector_name(arguments)]
     for option in ("detector_weights", "features", "matcher_weights"):
         if getattr(arguments, option) is not None:
             raise InputError(f"--detector: expected one with --{option.replace('_', '-')}, got several")
@@ -160,17 +137,7 @@ def _motions(arguments: argparse.Namespace) -> int:
             reports.append(motion_report(source, pruner.name, arguments.repeats, scores, arguments.style))
             results.append({"source": str(source), "pruner": pruner.name, "rows": motion_rows(scores)})
     if arguments.json:
-        print_json(results)
+        shared.print_json(results)
     else:
         print("\n\n".join(reports))
     return 0
-
-
-def _plot(folder: Path, evaluations: list[Evaluation]) -> None:
-    from ananet.evaluation.plots import evaluation_plots
-    from ananet.io.images import save_picture
-
-    for evaluation in evaluations:
-        prefix = f"{evaluation.source}-" if len(evaluations) > 1 else ""
-        for name, picture in evaluation_plots(evaluation).items():
-            save_picture(folder / f"{prefix}{name}.png", picture)

@@ -10,20 +10,10 @@ import numpy as np
 
 from ananet._util.checks import check_whole_number
 from ananet._util.defaults import PRUNER
-from ananet.cli.arguments import (
-    add_cameras,
-    add_detector,
-    add_device,
-    add_json,
-    check_cameras,
-    detector_name,
-    print_json,
-    read_cameras,
-)
+from ananet.cli import arguments as shared
 from ananet.errors import InputError
 
 if TYPE_CHECKING:
-    from ananet.evaluation.explain import SharedAttention
     from ananet.pruners import LearnedPruner, Pruned
     from ananet.twoview import PhotoMatches
 
@@ -44,23 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pruner", default=PRUNER, metavar="A,B,...", help=shown)
     add("-o", "--output", type=Path, default=Path("explained"), help="folder (default: explained)")
     words = "With cameras and pose, matches are compared by right and wrong. Without, by kept and removed."
-    truth = add_cameras(parser, "truth", words)
-    truth.add_argument(
-        "--pose", metavar="FILE", type=Path, help="text file with R and t (3 x 4 or 4 x 4), X1 = R X0 + t"
-    )
+    truth = shared.add_cameras(parser, "truth", words)
+    pose = "text file with R and t (3 x 4 or 4 x 4), X1 = R X0 + t"
+    truth.add_argument("--pose", metavar="FILE", type=Path, help=pose)
     add("--block", type=int, help="block of the attention shown, from 1 (default: the last)")
     add("--head", type=int, help="head of the attention shown, from 1 (default: mean over heads)")
     add("--top", type=int, default=100, metavar="N", help="number of most attended matches to show (default: 100)")
-    add_detector(parser)
-    add_device(parser)
-    add_json(parser)
+    shared.add_detector(parser)
+    shared.add_device(parser)
+    shared.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     for name in ("top", "block", "head"):
         if (number := getattr(arguments, name)) is not None:
             check_whole_number(f"--{name}", number, 1)
-    check_cameras(arguments)
+    shared.check_cameras(arguments)
     if arguments.pose and arguments.k0 is None and arguments.focal is None:
         raise InputError("--pose: expected together with --k0 and --k1, or --focal, got it alone")
     if arguments.output.exists() and not arguments.output.is_dir():
@@ -80,9 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
     from ananet.twoview import match_photos
     from ananet.twoview.drawing import grid
 
-    detector = load_detector(detector_name(arguments), device=arguments.device, max_keypoints=arguments.max_keypoints)
+    options = {"device": arguments.device, "max_keypoints": arguments.max_keypoints}
+    detector = load_detector(shared.detector_name(arguments), **options)
     pruners = [load(name, device=arguments.device) for name in arguments.pruner.split(",")]
-    cameras = read_cameras(arguments)
+    cameras = shared.read_cameras(arguments)
     found = match_photos(arguments.image0, arguments.image1, detector=detector, pruner=pruners[0], **cameras)
     inlier = None if pose is None else _labels(pose, found)
     results = {pruner.name: pruner(found.matches) for pruner in pruners}
@@ -101,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         save_picture(arguments.output / f"{name}.png", picture)
     summary["pictures"] = [str(arguments.output / f"{name}.png") for name in pictures]
     if arguments.json:
-        print_json(summary)
+        shared.print_json(summary)
     else:
         _print(summary, arguments.top, "kept" if inlier is None else "right", network is not None)
     return 0
@@ -155,7 +145,7 @@ def _look_inside(
         NEIGHBOURS,
         best_head,
         inlier_neighbours,
-        shared_attention,
+        most_attended,
         two_apart,
         view_blocks,
     )
@@ -171,10 +161,11 @@ def _look_inside(
         attention = views[block - 1].attention
         head = None if arguments.head is None else check_whole_number("--head", arguments.head, 1, len(attention))
         pair = two_apart(found.matches.numpy_points()[0], logits, np.flatnonzero(mask & good))
-        both = shared_attention(attention.mean(0) if head is None else attention[head - 1], pair, arguments.top)
+        attended = most_attended(attention.mean(0) if head is None else attention[head - 1], pair, arguments.top)
         where = f"block {block}, " + ("mean over heads" if head is None else f"head {head}")
-        pictures["attention"] = _draw_attention(both, where, words[0], found, good)
-        summary |= {"block": block, "head": head, "shown": list(pair), "shared": len(both.shared)}
+        pictures["attention"] = _draw_attention(pair, attended, where, words[0], found, good)
+        count = len(np.intersect1d(*attended))
+        summary |= {"block": block, "head": head, "shown": list(pair), "shared": count}
         if views[0].context is not None:
             pictures["context"] = plot_context(views, good, words, pruner.name)
             summary["context"] = dict(zip(("block", "head", "separation"), best_head(views, good), strict=True))
@@ -186,20 +177,22 @@ def _look_inside(
     return pictures
 
 
-def _draw_attention(both: SharedAttention, where: str, word: str, found: PhotoMatches, good: np.ndarray) -> np.ndarray:
+def _draw_attention(
+    pair: tuple[int, int], both: np.ndarray, where: str, word: str, found: PhotoMatches, good: np.ndarray
+) -> np.ndarray:
     """The matches that each of two confident matches attends to most."""
     from ananet.twoview.drawing import BLUE, GREEN, YELLOW, draw_groups, stack
 
     panel0, panel1 = found.panels
     assert panel0 is not None and panel1 is not None
-    rows = []
-    for one, attended in zip(both.pair, both.attended, strict=True):
-        own = np.setdiff1d(attended, both.shared)
+    rows, common = [], np.intersect1d(*both)
+    for one, attended in zip(pair, both, strict=True):
+        own = np.setdiff1d(attended, common)
         caption = (
-            f"{where}: the {len(attended)} matches that the green one attends to most: {len(both.shared)} of both "
+            f"{where}: the {len(attended)} matches that the green one attends to most: {len(common)} of both "
             f"(yellow), {len(own)} of this one only (blue); {good[attended].mean():.0%} {word}"
         )
-        groups, strong = [(own, BLUE), (both.shared, YELLOW)], [(np.array([one]), GREEN)]
+        groups, strong = [(own, BLUE), (common, YELLOW)], [(np.array([one]), GREEN)]
         rows.append(draw_groups(panel0, panel1, *found.matches.numpy_points(), groups, caption, strong=strong))
     return stack(*rows)
 

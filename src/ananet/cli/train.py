@@ -8,13 +8,11 @@ from ananet.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "settings", nargs="?", help="TOML file, or the name of a recipe in the package; the options below override it"
-    )
+    text = "TOML file, or the name of a recipe in the package; the options below override it"
+    parser.add_argument("settings", nargs="?", help=text)
     parser.add_argument("-o", "--run", type=Path, default=Path("runs/ananet"), help="folder (default: runs/ananet)")
-    parser.add_argument(
-        "--pairs", metavar="A,B", help="training pairs, from 'ananet data build': folders with commas between them"
-    )
+    text = "training pairs, from 'ananet data build': folders with commas between them"
+    parser.add_argument("--pairs", metavar="A,B", help=text)
     parser.add_argument("--validation", help="validation pairs")
     parser.add_argument("--from", dest="start_from", metavar="WEIGHTS", help="weights to fine-tune: a name or a file")
     parser.add_argument("--steps", type=int)
@@ -31,11 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
     from ananet.training import train
     from ananet.training.loop import WEIGHTS
 
-    names = ("device", "start_from", "until", "max_seconds")
-    changes = ("pairs", "validation", "steps", "learning_rate", "synthetic_share", "seed")
+    options = ("device", "start_from", "until", "max_seconds")
+    settings = ("pairs", "validation", "steps", "learning_rate", "synthetic_share", "seed")
     try:
         result = train(
-            arguments.settings, arguments.run, **{name: getattr(arguments, name) for name in (*names, *changes)}
+            arguments.settings, arguments.run, **{name: getattr(arguments, name) for name in (*options, *settings)}
         )
     except FloatingPointError as error:
         raise InputError(str(error)) from None

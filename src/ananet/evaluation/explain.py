@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -42,11 +41,7 @@ def _input(network: Network, matches: Correspondences) -> Tensor:
 def inlier_neighbours(
     network: Network, matches: Correspondences, inlier: np.ndarray, neighbours: Sequence[int] = NEIGHBOURS
 ) -> np.ndarray:
-    """Ratio of inliers among the neighbours of an inlier, before the first block and after each (Fig. 7).
-
-    Returns:
-        [blocks + 1 x k's].
-    """
+    """[blocks + 1 x k's] ratio of inliers among the neighbours of an inlier, before the first block and after each."""
     features = block_features(network, matches)
     if len(matches) == 0:
         return np.zeros((len(features), len(neighbours)))
@@ -54,11 +49,7 @@ def inlier_neighbours(
 
 
 def two_apart(points: np.ndarray, logits: np.ndarray, candidates: np.ndarray) -> tuple[int, int]:
-    """The candidate with the highest logit, and the best one far from it.
-
-    Args:
-        points: [N x 2]; logits: [N]; candidates: indices, at least two.
-    """
+    """Of at least two candidates (indices), the one with the highest logit, and the best one far from it."""
     if len(candidates) < 2:
         raise InputError(f"pruner: expected it to keep at least two matches to explain, got {len(candidates)}")
     order = candidates[np.argsort(-logits[candidates], kind="stable")]
@@ -69,25 +60,11 @@ def two_apart(points: np.ndarray, logits: np.ndarray, candidates: np.ndarray) ->
     return int(first), int(second)
 
 
-@dataclass(frozen=True, eq=False)
-class SharedAttention:
-    """The matches that two of them attend to most."""
-
-    pair: tuple[int, int]
-    attended: tuple[np.ndarray, np.ndarray]
-    """Indices for each of the two."""
-
-    @property
-    def shared(self) -> np.ndarray:
-        return np.intersect1d(*self.attended)
-
-
-def shared_attention(attention: Tensor, pair: tuple[int, int], count: int) -> SharedAttention:
-    """The `count` matches that each of a pair attends to most, by [N x N] attention (Fig. 2)."""
+def most_attended(attention: Tensor, pair: tuple[int, int], count: int) -> np.ndarray:
+    """[2 x count] indices of the matches that each of a pair attends to most, by [N x N] attention (Fig. 2)."""
     attention = attention.clone()
     attention[list(pair), list(pair)] = -1.0
-    top = attention[list(pair)].topk(min(count, attention.shape[1] - 1), dim=1).indices.cpu().numpy()
-    return SharedAttention(pair, (top[0], top[1]))
+    return attention[list(pair)].topk(min(count, attention.shape[1] - 1), dim=1).indices.cpu().numpy()
 
 
 def separation(values: np.ndarray, good: np.ndarray) -> float:

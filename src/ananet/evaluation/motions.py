@@ -21,13 +21,9 @@ from ananet.pruners import Pruner
 from ananet.twoview.motion_search import MIN_SUPPORT
 from ananet.twoview.motions import group_motions
 
-PERCENT = 100.0
-# Given instead of a folder.
-SYNTHETIC = "synthetic"
 BODIES, OUTLIER_SHARES = (1, 2, 3, 4, 5), (0.3, 0.5, 0.7, 0.8)
-PROBLEMS, MATCHES = 16, 600
-# Problems drawn at a time.
-BATCH = 32
+# Problems of each kind, matches of each, and problems drawn at a time.
+PROBLEMS, MATCHES, BATCH = 16, 600, 32
 Problem = tuple[Correspondences, np.ndarray]
 """Matches, and [N] their true motions, 0 for wrong ones."""
 
@@ -50,9 +46,9 @@ class MotionScores:
             "motions": round(self.true, 2),
             "found": float(self.found.mean()),
             "number right": float((self.found == self.true).mean()),
-            "error % mean": PERCENT * float(self.errors.mean()),
-            "median": PERCENT * float(np.median(self.errors)),
-            "worst": PERCENT * float(self.errors.max()),
+            "error % mean": 100.0 * float(self.errors.mean()),
+            "median": 100.0 * float(np.median(self.errors)),
+            "worst": 100.0 * float(self.errors.max()),
         }
 
 
@@ -88,7 +84,7 @@ def synthetic_problems(
     bodies: int, outlier_share: float, count: int = PROBLEMS, matches: int = MATCHES
 ) -> Iterator[Problem]:
     """Problems with this number of motions of at least 8 matches, one of them the static scene; always the same."""
-    generator = seeds.generator("cpu", "motions", bodies, round(PERCENT * outlier_share))
+    generator = seeds.generator("cpu", "motions", bodies, round(100.0 * outlier_share))
     right = 1 - outlier_share
     settings = SyntheticSettings(
         matches=matches, inlier_ratio=(right, right), moving=float(bodies > 1), bodies=max(bodies - 1, 1), regions=16
@@ -113,25 +109,15 @@ def synthetic_problems(
 def evaluate_motions(
     source: str | Path, pruner: Pruner, repeats: int = 5, limit: int | None = None, progress: bool = True
 ) -> list[MotionScores]:
-    """Score each pair of a folder with labelled matches, or each kind of synthetic problem.
-
-    Args:
-        source: a folder, or "synthetic".
-        repeats: seeds for each pair.
-        limit: at most this many pairs, or problems of each kind.
-    """
-    if str(source) == SYNTHETIC:
+    """Score each pair of a folder with labelled matches or, for "synthetic", each kind of problem."""
+    if str(source) == "synthetic":
         count = min(limit or PROBLEMS, PROBLEMS)
         kinds = [(share, bodies) for share in OUTLIER_SHARES for bodies in BODIES]
-        return [
-            score_motions(
-                f"{share:.0%} wrong, {bodies} motion{'s' * (bodies > 1)}",
-                list(synthetic_problems(bodies, share, count)),
-                pruner,
-                repeats,
-            )
-            for share, bodies in tqdm(kinds, desc=SYNTHETIC, disable=not progress, leave=False)
-        ]
+        scores = []
+        for share, bodies in tqdm(kinds, desc="synthetic", disable=not progress, leave=False):
+            name = f"{share:.0%} wrong, {bodies} motion{'s' * (bodies > 1)}"
+            scores.append(score_motions(name, list(synthetic_problems(bodies, share, count)), pruner, repeats))
+        return scores
     folders = LabelledMatches(source).folders[:limit]
     bar = tqdm(folders, desc=Path(source).name, unit="pair", disable=not progress, leave=False)
     return [score_motions(folder.name, [read_labelled(folder)], pruner, repeats) for folder in bar]
@@ -145,7 +131,7 @@ def motion_rows(scores: Sequence[MotionScores]) -> list[dict[str, Any]]:
     numbers = [name for name, value in rows[0].items() if not isinstance(value, str)]
     mean: dict[str, Any] = {"name": "mean"} | {name: float(np.mean([row[name] for row in rows])) for name in numbers}
     mean["motions"] = round(mean["motions"], 2)
-    mean["median"] = PERCENT * float(np.median(np.concatenate([score.errors for score in scores])))
+    mean["median"] = 100.0 * float(np.median(np.concatenate([score.errors for score in scores])))
     mean["worst"] = max(row["worst"] for row in rows)
     return [*rows, mean]
 

@@ -62,10 +62,12 @@ class MatchSettings(Settings):
         return load_matcher(self.matcher, detector=self.detector, device=device, neighbours=self.neighbours)
 
     @property
-    def in_words(self) -> str:
-        scale = "original size" if self.longest_side is None else f"longest side {self.longest_side}"
-        wrong = "" if self.outlier_share is None else f", at most {self.outlier_share:.0%} of a pair's matches wrong"
-        return scale + wrong
+    def scale(self) -> str:
+        return "original size" if self.longest_side is None else f"longest side {self.longest_side}"
+
+    @property
+    def thinning(self) -> str:
+        return "" if self.outlier_share is None else f", at most {self.outlier_share:.0%} of a pair's matches wrong"
 
 
 class Pairs(ABC):
@@ -112,7 +114,7 @@ class StoredMatches(Pairs):
         return pair if longest_side is None else replace(pair, matches=rescaled(pair.matches, longest_side))
 
     def matching(self) -> str:
-        return f"stored matches, pixels at {self.settings.in_words}"
+        return f"stored matches, pixels at {self.settings.scale}{self.settings.thinning}"
 
 
 class PhotoPairs(Pairs):
@@ -164,7 +166,7 @@ class PhotoPairs(Pairs):
             keypoints += f", {settings.neighbours} neighbours of each"
         elif settings.matcher != "nearest":
             keypoints += f", matched by {settings.matcher}"
-        return f"{keypoints}, photos at {settings.in_words}"
+        return f"{keypoints}, photos at {settings.scale}{settings.thinning}"
 
     def _features(self, image: PosedImage, turns: int) -> PhotoFeatures:
         from ananet.datasets.photos import PhotoFeatures, photo_features

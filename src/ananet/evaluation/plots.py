@@ -23,9 +23,8 @@ CURVE_POINTS = 500
 def evaluation_plots(evaluation: Evaluation) -> dict[str, np.ndarray]:
     """All plots of an evaluation by file name without suffix."""
     plots = {f"auc-{estimator}": plot_recall(evaluation, estimator) for estimator in evaluation.estimators}
-    plots["f1-by-inlier-ratio"] = plot_f1(evaluation)
-    plots["precision-recall"] = plot_precision_recall(evaluation)
-    plots["reliability"] = plot_reliability(evaluation)
+    others = {"f1-by-inlier-ratio": plot_f1, "precision-recall": plot_precision_recall, "reliability": plot_reliability}
+    plots |= {name: plot(evaluation) for name, plot in others.items()}
     for name, scores in evaluation.scores.items():
         if scores.inlier_neighbours is not None:
             plots[f"neighbours-{name}"] = plot_neighbours(scores.inlier_neighbours, NEIGHBOURS, name)
@@ -84,9 +83,8 @@ def plot_reliability(evaluation: Evaluation) -> np.ndarray:
         found = metrics.reliability(*evaluation.pooled(name))
         filled = found.count > 0
         error = evaluation.scores[name].calibration_error
-        axis.plot(
-            found.score[filled], found.inlier_ratio[filled], marker="o", label=f"{name} (calibration error {error:.3f})"
-        )
+        label = f"{name} (calibration error {error:.3f})"
+        axis.plot(found.score[filled], found.inlier_ratio[filled], marker="o", label=label)
     return _finished(figure, axis, _all_matches(evaluation), "upper left", 1)
 
 
@@ -95,11 +93,7 @@ def _all_matches(evaluation: Evaluation) -> str:
 
 
 def plot_neighbours(ratios: np.ndarray, neighbours: Sequence[int], name: str) -> np.ndarray:
-    """Ratio of inliers among the k nearest neighbours of inliers in feature space, by block (Fig. 7 left).
-
-    Args:
-        ratios: [blocks + 1 x k's].
-    """
+    """[blocks + 1 x k's] ratios of inliers among the nearest neighbours of inliers, by block (Fig. 7 left)."""
     figure, axis = _axis("number k of nearest neighbours in feature space", "share of the same kind among them")
     for block, row in enumerate(ratios):
         axis.plot(neighbours, row, marker="o", label=f"after block {block}" if block else "before the blocks")
@@ -112,10 +106,8 @@ def plot_context(
     """Histograms of the attention-consistent context by block and head, before and after normalisation (Figs. 3b, 8).
 
     Args:
-        views: blocks with second order.
         good: [N] bool: green matches; the others are red.
         words: what green and red matches are.
-        name: name of the network, for the title.
     """
     heads = len(views[0].attention)
     groups = ((words[0], good, "tab:green"), (words[1], ~good, "tab:red"))
@@ -162,8 +154,7 @@ def _histograms(axis: Any, values: np.ndarray, groups: Sequence[tuple[str, np.nd
 
 def _axis(x: str, y: str) -> tuple[Any, Any]:
     figure, axis = import_matplotlib().subplots(figsize=(8, 6), dpi=100, layout="constrained")
-    axis.set_xlabel(x)
-    axis.set_ylabel(y)
+    axis.set(xlabel=x, ylabel=y)
     axis.grid(alpha=0.3)
     # Ten colours, then the same dashed.
     axis.set_prop_cycle(color=2 * [f"tab:{name}" for name in COLOURS], linestyle=10 * ["-"] + 10 * ["--"])
