@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -90,25 +91,19 @@ class KeypointRefinement:
                 # Half a step, or two keypoints that should swap places would oscillate.
                 shifts = (shifts + np.stack(sums, axis=1) / total[:, None]) / 2
             shifts[np.linalg.norm(shifts, axis=1) > MAX_SHIFT] = 0
-        ends = self._starts[1:]
-        return [shifts[end - count : end].astype(np.float32) for count, end in zip(self.counts, ends, strict=True)]
+        return [shifts[start:end].astype(np.float32) for start, end in pairwise(self._starts)]
 
 
 def _constraints(found: Alignment, source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, ...]:
     """Constraints between keypoints from an alignment of [N] source to [N] target keypoints.
 
-    Returns:
-        [M] source and [M] target numbers, [M x 2] shift of the target if the source stays, and [M x 2 x 2] how the
-        target follows a shift of the source.
+    [M] source and [M] target numbers, [M x 2] shifts of targets if sources stay, [M x 2 x 2] how they follow sources.
     """
     sure = (found.aligned & (found.correlation > MIN_CORRELATION)).cpu().numpy()
     shift, motion = (values.double().cpu().numpy()[sure] for values in (found.shift, found.motion))
     back = np.linalg.inv(motion)
     # In both directions: if only targets moved, forward and backward alignments that contradict each other would push
     # both keypoints the same way without end.
-    return (
-        np.concatenate([source[sure], target[sure]]),
-        np.concatenate([target[sure], source[sure]]),
-        np.concatenate([shift, -np.einsum("mij,mj->mi", back, shift)]),
-        np.concatenate([motion, back]),
-    )
+    source, target, shift_back = source[sure], target[sure], -np.einsum("mij,mj->mi", back, shift)
+    both = ((source, target), (target, source), (shift, shift_back), (motion, back))
+    return tuple(np.concatenate(parts) for parts in both)

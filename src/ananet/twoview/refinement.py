@@ -20,20 +20,19 @@ from torch.nn import functional
 from ananet._util.devices import choose_device
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
+from ananet.estimators.base import checked_matches
 from ananet.features.base import check_image
 
-# Samples along a side of a patch: one per pixel. Fewer lose precision, 25 gain little.
-PATCH_SIDE = 21
-# Half the side of a patch in pixels, in the photo where it is smaller.
-FINE_HALF = 10.0
+# Samples along a side of a patch, one per pixel, since fewer lose precision and 25 gain little; and half its side in
+# pixels, in the photo where it is smaller.
+PATCH_SIDE, FINE_HALF = 21, 10.0
 # Large keypoints, which may be off by more, are first aligned in a larger patch: half its side in keypoint sizes, its
 # limit in pixels, and the factor by which it must be larger.
 PATCH_PER_SIZE, MAX_HALF, LARGER = 2.0, 40.0, 1.25
 # Standard deviation of the Gaussian weights, in half sides.
 WINDOW = 0.6
-STEPS = 6
-# Iterations end when all steps are smaller, in half sides.
-CONVERGED = 1e-3
+# Largest number of iterations; they end when all steps are smaller, in half sides.
+STEPS, CONVERGED = 6, 1e-3
 # Relative to the diagonal of the Hessian: keeps patches from sliding along edges.
 DAMPING = 1e-3
 # Alignments that move by more half sides, or change the area by a larger factor, have diverged.
@@ -44,8 +43,6 @@ MIN_CONTRAST = 0.5
 NEIGHBOURS, NEIGHBOUR_DEVIATION = 10, 3.0
 # Rows of the distance matrix held at once.
 ROWS_AT_ONCE = 1024
-# Shorter side of the smallest level of a pyramid, in pixels.
-MIN_LEVEL = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,31 +95,25 @@ class Alignment:
         if len(matches) == 0:
             return
         frames0, frames1 = _patch_frames(matches)
-        found, self.correlation, self.aligned = _coarse_to_fine(
-            _Pyramid(image0, device), _Pyramid(image1, device), frames0, frames1
-        )
+        photos = _Pyramid(image0, device), _Pyramid(image1, device)
+        found, self.correlation, self.aligned = _coarse_to_fine(*photos, frames0, frames1)
         self.shift = (found - frames1)[..., 2].where(self.aligned[:, None], 0)
         self.motion = frames1[..., :2] @ torch.linalg.inv_ex(frames0[..., :2]).inverse
 
 
 def check_input(image0: Any, image1: Any, matches: Any) -> None:
-    if not isinstance(matches, Correspondences):
-        raise InputError(f"matches: expected Correspondences, got {type(matches).__name__}")
-    _check_photo("image0", image0, matches.image_size0)
-    _check_photo("image1", image1, matches.image_size1)
-
-
-def _check_photo(name: str, image: Any, size: tuple[float, float] | None) -> None:
-    try:
-        check_image(image)
-    except InputError as error:
-        raise InputError(f"{name}: {str(error).removeprefix('image: ')}") from None
-    height, width = image.shape[:2]
-    if size is not None and (width, height) != tuple(size):
-        raise InputError(
-            f"{name}: expected the photo that the matches belong to, of {size[0]:g} x {size[1]:g} pixels, "
-            f"got {width} x {height}"
-        )
+    sizes = checked_matches(matches).image_size0, matches.image_size1
+    for name, image, size in zip(("image0", "image1"), (image0, image1), sizes, strict=True):
+        try:
+            check_image(image)
+        except InputError as error:
+            raise InputError(f"{name}: {str(error).removeprefix('image: ')}") from None
+        height, width = image.shape[:2]
+        if size is not None and (width, height) != tuple(size):
+            raise InputError(
+                f"{name}: expected the photo that the matches belong to, of {size[0]:g} x {size[1]:g} pixels, "
+                f"got {width} x {height}"
+            )
 
 
 def _coarse_to_fine(
@@ -137,8 +128,7 @@ def _coarse_to_fine(
         found[large] = _align(photo0, photo1, frames0[large], frames1[large])[0]
         lost = ~_near(found, frames1) | ~photo1.holds(found)
         found[lost] = frames1[lost]
-    correlation = torch.zeros_like(half)
-    aligned = torch.zeros_like(large)
+    correlation, aligned = torch.zeros_like(half), torch.zeros_like(large)
     fine0, fine1, start = (_scaled(frames, shrink) for frames in (frames0, found, frames1))
     seen = photo0.holds(fine0) & photo1.holds(fine1) & photo1.holds(start)
     if seen.any():
@@ -182,8 +172,7 @@ def _align(
     template, steepest = _template(photo0, frames0, weights)
     weighted = steepest * weights
     hessian = weighted @ steepest.mT
-    diagonal = hessian.diagonal(dim1=1, dim2=2)
-    hessian = hessian + torch.diag_embed(DAMPING * diagonal + 1e-6)
+    hessian = hessian + torch.diag_embed(DAMPING * hessian.diagonal(dim1=1, dim2=2) + 1e-6)
     # [N x 6 x P]: maps differences of grey values to a step.
     solution = torch.linalg.solve_ex(hessian, weighted).result
 
@@ -247,7 +236,7 @@ class _Pyramid:
     def __init__(self, image: np.ndarray, device: torch.device) -> None:
         grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if image.ndim == 3 else image
         levels = [grey.astype(np.float32)]
-        while min(levels[-1].shape) >= 2 * MIN_LEVEL:
+        while min(levels[-1].shape) >= 64:
             # Pixel x of a level is at 2 x of the one before: `pyrDown` keeps the centre of the first pixel.
             levels.append(cv2.pyrDown(levels[-1]))
         height, width = grey.shape
@@ -265,8 +254,7 @@ class _Pyramid:
 
     def holds(self, frames: Tensor) -> Tensor:
         """[N] whether all of a patch lies in the photo; False for frames with NaN."""
-        reach = frames[..., :2].abs().sum(dim=-1)
-        centre = frames[..., 2]
+        reach, centre = frames[..., :2].abs().sum(dim=-1), frames[..., 2]
         return ((centre - reach >= 0) & (centre + reach <= self.last)).all(dim=-1)
 
     def level(self, frames: Tensor) -> Tensor:
@@ -281,21 +269,17 @@ class _Pyramid:
         # `grid_sample` takes coordinates in [-1, 1].
         height, width = self.picture.shape
         scale = maps.new_tensor([[2 / (width - 1)], [2 / (height - 1)]])
-        maps = maps * scale - maps.new_tensor([0, 0, 1])
-        places = grid @ maps.mT
-        values = functional.grid_sample(
-            self.picture[None, None], places[None], mode="bilinear", padding_mode="border", align_corners=True
-        )
-        return values[0, 0]
+        places = grid @ (maps * scale - maps.new_tensor([0, 0, 1])).mT
+        options: dict[str, Any] = {"mode": "bilinear", "padding_mode": "border", "align_corners": True}
+        return functional.grid_sample(self.picture[None, None], places[None], **options)[0, 0]
 
 
 def _patch_frames(matches: Correspondences) -> tuple[Tensor, Tensor]:
     """Frames [N x 2 x 3] of the patches in both photos, from keypoint sizes and angles or else the local motion."""
     points0, points1 = matches.points0.float(), matches.points1.float()
     sizes0, sizes1, angles = matches.keypoint_sizes0, matches.keypoint_sizes1, matches.angles()
-    if sizes0 is None or sizes1 is None:
-        half = torch.full_like(points0[:, 0], FINE_HALF)
-    else:
+    half = torch.full_like(points0[:, 0], FINE_HALF)
+    if sizes0 is not None and sizes1 is not None:
         # In the photo where the patch is smaller.
         half = (PATCH_PER_SIZE * torch.minimum(sizes0, sizes1)).clamp(FINE_HALF, MAX_HALF)
         half = half * (sizes0 / sizes1).clamp_min(1)
@@ -305,8 +289,7 @@ def _patch_frames(matches: Correspondences) -> tuple[Tensor, Tensor]:
     else:
         linear0 = torch.eye(2, device=half.device) * half[:, None, None]
         linear1 = _local_motion(points0, points1) @ linear0
-    frames = [torch.cat(parts, dim=-1) for parts in ((linear0, points0[..., None]), (linear1, points1[..., None]))]
-    return frames[0], frames[1]
+    return torch.cat([linear0, points0[..., None]], dim=-1), torch.cat([linear1, points1[..., None]], dim=-1)
 
 
 def _rotation(angle: Tensor) -> Tensor:
@@ -315,26 +298,17 @@ def _rotation(angle: Tensor) -> Tensor:
 
 
 def _local_motion(points0: Tensor, points1: Tensor) -> Tensor:
-    """[N x 2 x 2] affine fit to the nearest neighbours of each match.
-
-    The prior is the fit to all matches, whose prior is the identity.
-    """
-    everything = torch.eye(2, device=points0.device)[None]
-    offsets = [(points - points.median(dim=0).values)[None] for points in (points0, points1)]
-    overall = _fit_linear(offsets[0], offsets[1], everything)
-    nearest = _nearest(points0)
-    offsets = [points[nearest] - points[:, None] for points in (points0, points1)]
-    return _fit_linear(offsets[0], offsets[1], overall)
+    """[N x 2 x 2] affine fit to the nearest neighbours of each match; its prior is the fit to all matches."""
+    both = (points0, points1)
+    identity = torch.eye(2, device=points0.device)[None]
+    overall = _fit_linear(identity, *((points - points.median(dim=0).values)[None] for points in both))
+    # Each point is among its own neighbours.
+    count, rows = min(NEIGHBOURS + 1, len(points0)), points0.split(ROWS_AT_ONCE)
+    nearest = torch.cat([torch.cdist(some, points0).topk(count, largest=False).indices for some in rows])
+    return _fit_linear(overall, *(points[nearest] - points[:, None] for points in both))
 
 
-def _nearest(points: Tensor) -> Tensor:
-    """[N x k] indices of the nearest neighbours, each point among its own."""
-    count = min(NEIGHBOURS + 1, len(points))
-    rows = points.split(ROWS_AT_ONCE)
-    return torch.cat([torch.cdist(some, points).topk(count, largest=False).indices for some in rows])
-
-
-def _fit_linear(offsets0: Tensor, offsets1: Tensor, prior: Tensor) -> Tensor:
+def _fit_linear(prior: Tensor, offsets0: Tensor, offsets1: Tensor) -> Tensor:
     """[B x 2 x 2] linear maps from [B x k x 2] offsets to others, by reweighted least squares near a prior."""
     weights = torch.ones_like(offsets0[..., :1])
     linear = prior.expand(len(offsets0), 2, 2)
