@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ananet._util.checks import check_positive, check_probability, check_whole_number
 from ananet._util.defaults import ESTIMATOR, MATCH_FILES, THRESHOLD_PIXELS
@@ -24,8 +23,7 @@ NO_OVERLAP, UNREADABLE = 1, 2
 PICTURE, FOLDER = Path("matches.png"), Path("matches")
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Two photos, and the files to write."""
 
     image0: Path
@@ -43,12 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", type=Path, help=where)
     add("--save", type=Path, metavar="FILE", help="save the matches, .npz or .csv; for many pairs a folder of .npz")
     add("--show-removed", action="store_true", help="draw removed matches too, in red")
-    cameras = shared.add_cameras(
-        parser,
-        "cameras, for a pose",
-        "Cameras belong to the photo as viewers show it: EXIF orientation is applied on reading. By default, focal "
-        "lengths are read from EXIF if both photos have them.",
-    )
+    text = "Cameras belong to the photo as viewers show it: EXIF orientation is applied on reading. By default, focal "
+    text += "lengths are read from EXIF if both photos have them."
+    cameras = shared.add_cameras(parser, "cameras, for a pose", text)
     cameras.add_argument("--no-exif", action="store_true", help="ignore focal lengths in EXIF")
     shared.add_detector(parser)
     shared.add_longest_side(parser)
@@ -56,13 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_matcher(parser)
     shared.add_pruner(parser)
     shared.add_threshold(parser)
-    add(
-        "--estimator",
-        default=ESTIMATOR,
-        metavar="NAME",
-        help="pose estimator: poselib (the most accurate), ransac or magsac; NAME@option=value sets an option, "
-        f"such as poselib@match_selection=all for a pose of all kept matches (default: {ESTIMATOR})",
-    )
+    text = "pose estimator: poselib (the most accurate), ransac or magsac; NAME@option=value sets an option, such as "
+    text += f"poselib@match_selection=all for a pose of all kept matches (default: {ESTIMATOR})"
+    add("--estimator", default=ESTIMATOR, metavar="NAME", help=text)
     thresholds = f"0.75 for poselib, {THRESHOLD_PIXELS:g} for the others"
     add("--pose-threshold", type=float, metavar="PX", help=f"the estimator's inlier threshold (default: {thresholds})")
     add("--confidence", type=float, metavar="C", help="confidence at which the estimator stops (default: 0.99999)")
@@ -92,10 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ananet.twoview import PhotoMatcher
 
     given = {"threshold": arguments.pose_threshold, "confidence": arguments.confidence}
+    options = {"device": arguments.device, "max_keypoints": arguments.max_keypoints, **side}
     matcher = PhotoMatcher(
-        detector=load_detector(
-            shared.detector_name(arguments), device=arguments.device, max_keypoints=arguments.max_keypoints, **side
-        ),
+        detector=load_detector(shared.detector_name(arguments), **options),
         matcher=shared.matcher_name(arguments),
         pruner=arguments.pruner,
         estimator=load_estimator(arguments.estimator, **{k: v for k, v in given.items() if v is not None}),
@@ -107,8 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
         device=arguments.device,
     )
     cameras = shared.read_cameras(arguments)
-    for path in (path for pair in pairs for path in (pair.picture, pair.saved) if path is not None):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    for path in {path.parent for pair in pairs for path in (pair.picture, pair.saved) if path is not None}:
+        path.mkdir(parents=True, exist_ok=True)
     with progress_bar(matcher.pruner, arguments.max_keypoints * arguments.candidates):
         if many:
             return _match_many(matcher, pairs, cameras, arguments)
@@ -134,21 +124,19 @@ def _write(found: PhotoMatches, pair: Pair, show_removed: bool) -> dict[str, Any
 def _one_pair(arguments: argparse.Namespace) -> Pair:
     from ananet.io.images import check_image_file, check_picture
 
-    if len(arguments.photos) != 2:
-        raise InputError(f"photos: expected two or more, or --pairs LIST, got {len(arguments.photos)}")
-    image0, image1 = arguments.photos
+    photos: list[Path] = arguments.photos
+    if len(photos) != 2:
+        raise InputError(f"photos: expected two or more, or --pairs LIST, got {len(photos)}")
     picture, saved = arguments.output or PICTURE, arguments.save
-    check_picture(picture, image0, image1)
+    check_picture(picture, *photos)
     if saved is not None:
         if saved.suffix.lower() not in MATCH_FILES:
             raise InputError(f"--save: expected a file that ends in {' or '.join(MATCH_FILES)}, got {str(saved)!r}")
         try:
-            check_output(saved, image0, image1)
+            check_output(saved, *photos)
         except InputError as error:
             raise InputError(f"--save: {str(error).removeprefix('output: ')}") from None
-    for path in (image0, image1):
-        check_image_file(path)
-    return Pair(image0, image1, picture, saved)
+    return Pair(check_image_file(photos[0]), check_image_file(photos[1]), picture, saved)
 
 
 def _many_pairs(arguments: argparse.Namespace) -> list[Pair]:
@@ -195,16 +183,10 @@ def short_names(paths: Sequence[Path]) -> dict[Path, str]:
         return "_".join(filter(None, (part.strip("/\\:.") for part in path.parts)))
 
     different = list(dict.fromkeys(paths))
-    ways: tuple[Callable[[Path], str], ...] = (
-        lambda path: path.stem,
-        lambda path: path.name,
-        lambda path: joined(path.with_suffix("")),
-        joined,
-    )
-    for way in ways:
-        names = {path: way(path) for path in different}
-        if len(set(names.values())) == len(different):
-            return names
+    candidates = ((path.stem, path.name, joined(path.with_suffix("")), joined(path)) for path in different)
+    for names in zip(*candidates, strict=True):
+        if len(set(names)) == len(different):
+            return dict(zip(different, names, strict=True))
     return {path: f"{number}_{path.name}" for number, path in enumerate(different)}
 
 
@@ -215,19 +197,17 @@ def _match_many(
 
     results: list[dict[str, Any]] = []
     unreadable = apart = 0
-    found_pairs = matcher.match_pairs([(pair.image0, pair.image1) for pair in pairs], **cameras)
     bar = tqdm(pairs, desc="match", unit="pair", disable=not sys.stderr.isatty(), leave=False)
-    for pair, found in zip(bar, found_pairs, strict=True):
-        names = [str(pair.image0), str(pair.image1)]
+    for pair, found in zip(bar, matcher.match_pairs([pair[:2] for pair in pairs], **cameras), strict=True):
+        names = [str(path) for path in pair[:2]]
         if isinstance(found, InputError):
             unreadable += 1
             results.append({"photos": [{"name": name} for name in names], "error": str(found)})
             line = f"not matched: {found}"
         else:
             apart += not found.overlap.found
-            result = {**_write(found, pair, arguments.show_removed), "error": None}
-            results.append(result)
-            line = ", ".join(filter(None, [found.one_line(), result["picture"], result["saved"]]))
+            results.append({**_write(found, pair, arguments.show_removed), "error": None})
+            line = ", ".join(filter(None, [found.one_line(), results[-1]["picture"], results[-1]["saved"]]))
         if not arguments.json:
             with bar.external_write_mode(file=sys.stdout):
                 # Flushed, so that a pipe gets it at once.

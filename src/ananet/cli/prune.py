@@ -11,17 +11,12 @@ from ananet.io.npz import OPTIONAL, REQUIRED, read_arrays
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file", type=Path, help=f"an .npz with {', '.join(REQUIRED)} and optionally {', '.join(OPTIONAL)}"
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, help="where to write mask, scores and logits, .npz (default: FILE.pruned.npz)"
-    )
-    parser.add_argument(
-        "--motions",
-        action="store_true",
-        help="also find which kept matches move together; writes `motions`: 0, 1, ... by size, -1 for none",
-    )
+    text = f"an .npz with {', '.join(REQUIRED)} and optionally {', '.join(OPTIONAL)}"
+    parser.add_argument("file", type=Path, help=text)
+    text = "where to write mask, scores and logits, .npz (default: FILE.pruned.npz)"
+    parser.add_argument("-o", "--output", type=Path, help=text)
+    text = "also find which kept matches move together; writes `motions`: 0, 1, ... by size, -1 for none"
+    parser.add_argument("--motions", action="store_true", help=text)
     add_pruner(parser)
     add_threshold(parser)
     add_json(parser)

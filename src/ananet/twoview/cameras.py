@@ -55,15 +55,14 @@ def choose_cameras(
             raise InputError("focal: expected either focal or K0 and K1, got both")
         if check_positive("focal", focal, " of pixels") >= MAX_PIXELS:
             raise InputError(f"focal: expected a positive number of pixels below {MAX_PIXELS:g}, got {focal:g}")
+        return Cameras("given", centred_camera(focal, image_size0), centred_camera(focal, image_size1))
     if K0 is not None and K1 is not None:
         return Cameras("given", _matrix("K0", K0), _matrix("K1", K1))
     if K0 is not None or K1 is not None:
         raise InputError(f"K0 and K1: expected both or neither, {'K0' if K0 is None else 'K1'} is missing")
-    source: Literal["given", "exif"] = "exif" if focal is None else "given"
-    focal0, focal1 = (exif_focal0, exif_focal1) if focal is None else (focal, focal)
-    if focal0 is None or focal1 is None:
+    if exif_focal0 is None or exif_focal1 is None:
         return Cameras()
-    return Cameras(source, centred_camera(focal0, image_size0), centred_camera(focal1, image_size1))
+    return Cameras("exif", centred_camera(exif_focal0, image_size0), centred_camera(exif_focal1, image_size1))
 
 
 def _matrix(name: str, K: Array) -> np.ndarray:
@@ -96,11 +95,10 @@ def parse_camera(name: str, text: str, expected: str = "fx,fy,cx,cy", shown: str
 
 def read_camera(name: str, text: str) -> np.ndarray:
     """[3 x 3] from `fx,fy,cx,cy`, or from a text file that holds these four or all nine numbers."""
-    source = Path(text)
-    if not text or not source.is_file():
-        return parse_camera(name, text, "fx,fy,cx,cy or a text file with 4 or 9 numbers")
+    path, expected = Path(text), "fx,fy,cx,cy or a text file with 4 or 9 numbers"
+    if not text or not path.is_file():
+        return parse_camera(name, text, expected)
     try:
-        content = source.read_text(encoding="utf-8")
+        return parse_camera(name, path.read_text(encoding="utf-8"), expected, str(path))
     except UnicodeDecodeError:
-        raise InputError(f"{name}: expected a text file with 4 or 9 numbers, got {source}") from None
-    return parse_camera(name, content, "fx,fy,cx,cy or a text file with 4 or 9 numbers", str(source))
+        raise InputError(f"{name}: expected a text file with 4 or 9 numbers, got {path}") from None
