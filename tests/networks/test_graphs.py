@@ -8,11 +8,10 @@ from ananet.networks.graphs import (
     _spread,
     edge_weights,
     laplacian_basis,
-    laplacian_basis_exact,
     nearest_matches,
     with_itself,
 )
-from tests.networks.checks import points
+from tests.networks.checks import laplacian_basis_exact, points
 
 SIGMA, FLOOR = 0.1, 0.05
 

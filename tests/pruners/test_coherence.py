@@ -6,9 +6,10 @@ import torch
 
 import ananet
 from ananet import InputError
-from ananet.networks.graphs import laplacian_basis_exact, nearest_matches
+from ananet.networks.graphs import nearest_matches
 from ananet.pruners import coherence
 from tests.conftest import make_problem
+from tests.networks.checks import laplacian_basis_exact
 
 
 def test_gms_keeps_company_through_rotation_and_scale():

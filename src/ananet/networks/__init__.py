@@ -5,9 +5,17 @@ A new network is one file with a subclass of `Network` and its settings, and one
 
 from ananet.networks.acne import ACNe, ACNeSettings
 from ananet.networks.ananet import ANANet, ANANetSettings
-from ananet.networks.base import NETWORKS, Network, NetworkSettings, Supervision, inlier_weights, make_network
+from ananet.networks.base import (
+    NETWORKS,
+    Network,
+    NetworkSettings,
+    Supervision,
+    inlier_weights,
+    load_network,
+    make_network,
+    save_network,
+)
 from ananet.networks.cne import CNe, CNeSettings
-from ananet.networks.files import load_network, save_network
 from ananet.networks.lmcnet import LMCNet, LMCNetSettings
 from ananet.networks.oanet import OANet, OANetSettings
 

@@ -12,7 +12,7 @@ from ananet._util.checks import check_whole_number
 from ananet.errors import InputError
 from ananet.networks.base import Network, NetworkSettings, Supervision, rescale_linear, zero_at_padding
 from ananet.networks.cne import start_small
-from ananet.networks.context import equal_weights, exact, inverse_deviation, linear_map, moments
+from ananet.networks.layers import equal_weights, exact, inverse_deviation, linear_map, moments
 
 GROUPS = 32
 GROUP_EPS = 1e-5

@@ -1,10 +1,12 @@
-"""What every network has in common: matches in, one logit per match out.
+"""What every network has in common: matches in, one logit per match out, and weights in a file that says what it is.
 
-Training, weight files, evaluation and pruners know this interface only.
+Training, evaluation and pruners know this interface only. Weight files are safetensors with the network's name and
+settings in the header; nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +14,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ananet._util.checks import Settings
 from ananet._util.names import Registry
 from ananet.errors import InputError
+from ananet.io.files import save_tensors
 from ananet.networks.input import SIDE_INPUT, side_channels
 from ananet.weights import bundled, weight_file
 
@@ -103,8 +107,6 @@ class Network(nn.Module):
         ...     network(matches, mask).shape
         torch.Size([2, 100])
         """
-        from ananet.networks.files import load_network
-
         name = str(name_or_path)
         path = weight_file(name)
         if path is None:
@@ -159,8 +161,7 @@ class Network(nn.Module):
 
     def description(self) -> dict[str, Any]:
         """Name, settings and number of parameters."""
-        parameters = sum(parameter.numel() for parameter in self.parameters())
-        return {**self.settings.to_dict(), "parameters": parameters}
+        return {**self.settings.to_dict(), "parameters": sum(parameter.numel() for parameter in self.parameters())}
 
 
 NETWORKS: Registry[Network] = Registry(
@@ -210,3 +211,60 @@ def inlier_weights(logits: Tensor) -> Tensor:
     """The paper's w = relu(tanh(o)) in [0, 1): the weight of a match in a weighted eight-point solution."""
     largest = 1 - torch.finfo(logits.dtype).eps / 2
     return torch.tanh(logits).clamp(min=0.0, max=largest)
+
+
+def save_network(path: str | Path, network: Network, card: Mapping[str, Any] | None = None) -> None:
+    """Write weights, settings and a model card (anything JSON can hold) to a safetensors file."""
+    metadata = {"settings": json.dumps(network.settings.to_dict()), "card": json.dumps(dict(card or {}))}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+    save_tensors(path, tensors, metadata)
+
+
+def load_network(path: str | Path) -> tuple[Network, dict[str, Any]]:
+    """The network that `save_network` wrote, in evaluation mode on the CPU, and its model card."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"weights: no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            settings, card = json.loads(metadata["settings"]), json.loads(metadata.get("card", "{}"))
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            network = _checked_network(path, settings, shapes)
+            tensors = {name: file.get_tensor(name) for name in shapes}
+    except SafetensorError as error:
+        raise InputError(f"weights: {path} is not a safetensors file ({error})") from None
+    except InputError:
+        raise
+    except (KeyError, RecursionError, ValueError) as error:
+        raise InputError(f"weights: {path} has a broken header ({error!r})") from None
+    if not isinstance(card, dict):
+        raise InputError(f"weights: {path} has a broken header: expected a card of names and values, got {card!r}")
+    for name, own in network.state_dict().items():
+        if tensors[name].is_complex() or (own.is_floating_point() and not tensors[name].is_floating_point()):
+            raise InputError(f"weights: {path}: expected floating-point numbers in {name}, got {tensors[name].dtype}")
+    broken = [name for name, value in tensors.items() if not value.float().isfinite().all()]
+    if broken:
+        raise InputError(f"weights: {path} holds NaN or infinity in {', '.join(broken)}")
+    network.load_state_dict(tensors)
+    return network.eval(), card
+
+
+def _checked_network(path: Path, header: Any, shapes: dict[str, tuple[int, ...]]) -> Network:
+    """The network that the header describes; built only if the file's tensors are those of such a network."""
+    try:
+        settings = NetworkSettings.from_dict(header)
+    except InputError as error:
+        raise InputError(f"weights: {path}: {error}") from None
+    # A sketch without memory: a header of a few bytes could ask for gigabytes.
+    with torch.device("meta"):
+        sketch = make_network(settings)
+    expected = {name: tuple(value.shape) for name, value in sketch.state_dict().items()}
+    wrong = sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
+    if wrong:
+        first = wrong[0]
+        raise InputError(
+            f"weights: {path} does not fit its own settings: {len(wrong)} tensors differ; "
+            f"{first}: expected {expected.get(first)}, got {shapes.get(first)}"
+        )
+    return make_network(settings)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ananet._util.checks import check_whole_number
 from ananet.networks.base import Network, NetworkSettings, rescale_linear, zero_at_padding
-from ananet.networks.context import ContextBatchNorm
+from ananet.networks.layers import ContextBatchNorm
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ CVPR 2021). Its authors find 32 of them for every pair on the CPU before trainin
 device, by subspace iteration with Chebyshev polynomials (Zhou et al., 2006): products with a sparse matrix and
 decompositions of small ones. Since smoothing needs the space that the eigenvectors span and not each of them, a few
 iterations are enough: what is left out lies at the upper end of the 32, where eigenvalues are close to the next ones.
-Motion comes out within a percent from 300 matches on, within five below. `laplacian_basis_exact` is the plain form.
+Motion comes out within a percent from 300 matches on, within five below.
 
 Matches are [B x N x 4], masks [B x N] with True for real ones.
 """
@@ -155,14 +155,6 @@ def laplacian_basis(
         # A GPU decomposes so small matrices one after another: the host is faster.
         values, turn = (found.to(block.device) for found in torch.linalg.eigh(inner.cpu()))
         return Basis(block @ turn[..., :vectors].to(block.dtype), values[:, :vectors].to(block.dtype).clamp_min(0))
-
-
-def laplacian_basis_exact(near: Neighbours, vectors: int, sigma: float, floor: float) -> Basis:
-    """The same by decomposing the whole [N x N] matrix, without padding: the plain reference."""
-    weights = edge_weights(near, sigma, floor)
-    adjacency = _adjacency(near, weights)
-    values, found = torch.linalg.eigh(adjacency.sum(-1).diag_embed() - adjacency)
-    return Basis(found[..., :vectors], values[:, :vectors].clamp_min(0))
 
 
 @cache

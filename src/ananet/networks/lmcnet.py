@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from ananet._util.checks import check_positive, check_share, check_whole_number
 from ananet.errors import InputError
 from ananet.networks.base import Network, NetworkSettings, rescale_linear, zero_at_padding
-from ananet.networks.context import OrderAware, PointCN, Pool, PreActivated, Unpool
 from ananet.networks.graphs import Basis, Neighbours, laplacian_basis, nearest_matches, with_itself
-from ananet.networks.layers import MaskedBatchNorm
+from ananet.networks.layers import MaskedBatchNorm, OrderAware, PointCN, Pool, PreActivated, Unpool
 
 # Of the context norms in coherence layers, which the authors left at PyTorch's default.
 COHERENCE_EPS = 1e-5
@@ -44,14 +43,15 @@ class LMCNetSettings(NetworkSettings):
     """Smallest weight of an edge. The authors use none indoors."""
 
     def check(self) -> None:
-        for name, most in (
-            ("blocks", 100),
-            ("width", 4096),
-            ("clusters", 4096),
-            ("neighbours", 100),
-            ("local_width", 4096),
-            ("vectors", 256),
-        ):
+        limits = {
+            "blocks": 100,
+            "width": 4096,
+            "clusters": 4096,
+            "neighbours": 100,
+            "local_width": 4096,
+            "vectors": 256,
+        }
+        for name, most in limits.items():
             check_whole_number(name, getattr(self, name), 1, most)
         check_positive("sigma", self.sigma)
         check_share("floor", self.floor)
@@ -74,14 +74,10 @@ class LocalLayer(nn.Module):
         index = near.numbers.flatten(1)[..., None].expand(-1, -1, own.shape[-1])
         others = own.gather(1, index).unflatten(1, near.numbers.shape[1:])
         differences = self.second(F.relu(self.norm(self.first(own[:, :, None] - others), near.real)))
-        # The match itself is always among them, so what fills up does not count.
-        return self.expand(differences.where(_or_first(near.real)[..., None], -math.inf).amax(2))
-
-
-def _or_first(real: Tensor) -> Tensor:
-    """Neighbours that count; at padding one does, for a maximum to exist."""
-    first = torch.arange(real.shape[-1], device=real.device) == 0
-    return real | first
+        # The match itself is always among them, so what fills up does not count. At padding the first does, for a
+        # maximum to exist.
+        counts = near.real | (torch.arange(near.real.shape[-1], device=x.device) == 0)
+        return self.expand(differences.where(counts[..., None], -math.inf).amax(2))
 
 
 class CoherenceLayer(nn.Module):

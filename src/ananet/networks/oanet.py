@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ananet._util.checks import check_whole_number
 from ananet.core import geometry
 from ananet.networks.base import Network, NetworkSettings, inlier_weights, rescale_linear, zero_at_padding
-from ananet.networks.context import OrderAware, PointCN, Pool, Unpool
+from ananet.networks.layers import OrderAware, PointCN, Pool, Unpool
 
 # Squared epipolar distances beyond are the same to the second stage. The authors' are not limited, but near an epipole
 # they have no limit, and one such match would outweigh the context of all others.
