@@ -14,8 +14,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,13 @@ def train(
     last_step = min(settings.steps, until or settings.steps)
     start, started_at = time.monotonic(), trainer.step
     log = run / LOG if rank == 0 else None
-    with _only_run(run, rank), Progress(log, settings.steps, trainer.step, settings.tensorboard) as progress:
+    # No other process may train in the folder meanwhile. What killed runs left in it is removed.
+    with (
+        only_process(run) if rank == 0 else nullcontext(),
+        Progress(log, settings.steps, trainer.step, settings.tensorboard) as progress,
+    ):
+        if rank == 0:
+            remove_temporaries(run)
         progress.say(trainer.describe())
         mean_loss = torch.zeros((), device=own_device)
         while trainer.step < last_step:
@@ -128,17 +134,6 @@ def _settings(
     if start_from is not None and not settings.pairs:
         raise InputError("from: expected pairs to fine-tune on, give --pairs")
     return settings
-
-
-@contextmanager
-def _only_run(run: Path, rank: int) -> Iterator[None]:
-    """No other process trains in the folder meanwhile, and what killed runs left in it is removed."""
-    if rank > 0:
-        yield
-        return
-    with only_process(run):
-        remove_temporaries(run)
-        yield
 
 
 class Trainer:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -84,24 +86,20 @@ class Batcher:
         """Wait for the next batch; empty once closed and done."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
-            while self._waiting and not self._closed and self._full(self._waiting) is None:
+            while self._waiting and not self._closed and self._full() is None:
                 left = self._waiting[0].since + self.max_wait - time.monotonic()
                 if left <= 0:
                     break
                 self._changed.wait(left)
-            count = self._full(self._waiting) or len(self._waiting)
+            count = self._full() or len(self._waiting)
             return [self._waiting.popleft() for _ in range(count)]
 
-    def _full(self, requests: Sequence[_Request]) -> int | None:
+    def _full(self) -> int | None:
         """Return how many of the first requests fill a batch; None if there is room for more."""
-        matches = 0
-        for number, request in enumerate(requests):
-            matches += len(request.pair)
-            if matches > self.max_matches:
-                return max(number, 1)
-            if number + 1 == self.max_pairs:
-                return self.max_pairs
-        return None
+        matches = list(accumulate(len(request.pair) for request in self._waiting))
+        fitting = bisect_right(matches, self.max_matches)
+        full = fitting < len(matches) or fitting >= self.max_pairs
+        return min(max(fitting, 1), self.max_pairs) if full else None
 
     def _prune(self, pruner: Pruner, requests: Sequence[_Request]) -> None:
         pairs = [request.pair for request in requests]
