@@ -36,12 +36,7 @@ class ACNeSettings(NetworkSettings):
 
 
 def attention_weights(everywhere: Tensor, itself: Tensor, mask: Tensor | None) -> Tensor:
-    """[B x N] weights proportional to exp(a) sigmoid(b), 1 together in each pair.
-
-    Args:
-        everywhere: [B x N] a, how much a match counts among all.
-        itself: [B x N] b, whether it counts at all.
-    """
+    """[B x N] weights proportional to exp(everywhere) sigmoid(itself), each [B x N]; 1 together in each pair."""
     logs = exact(everywhere) + F.logsigmoid(exact(itself))
     if mask is None:
         return logs.softmax(-1)

@@ -22,11 +22,8 @@ def distance_to_consensus(matches: Tensor, belief: Tensor) -> Tensor:
     """[B x N] squared symmetric epipolar distance, at most 1, to a robust weighted eight-point solution.
 
     Reweighted least squares from the believed matches on, at ever smaller scales. Nothing is differentiated, nothing
-    waits for the device, and degenerate input (few matches, all the same) gives some finite distance.
-
-    Args:
-        matches: [B x N x 4 or more] normalised x0 y0 x1 y1.
-        belief: [B x N] in [0, 1]; 0 at padding.
+    waits for the device, and degenerate input (few matches, all the same) gives some finite distance. Matches are
+    [B x N x 4 or more] normalised x0 y0 x1 y1; belief is [B x N] in [0, 1], 0 at padding.
     """
     belief = belief.double()
     prior = belief**SHARPNESS + MIN_WEIGHT * (belief > 0)

@@ -122,14 +122,9 @@ def laplacian_basis(
 ) -> Basis:
     """The smoothest functions on a graph of neighbours: eigenvectors of L = D(A) - A, A being the normalised adjacency.
 
+    It starts from functions of the matches [B x N x 4], so their order has no part. Columns of about 0 fill up where
+    there are fewer matches than `vectors`. Edges have a weight of at least `floor`, and 1 / e at a distance of `sigma`.
     Not for compiled graphs, since decompositions make the host wait for the device.
-
-    Args:
-        matches: [B x N x 4], which the functions that it starts from are made of: so the order of matches has no part.
-        near: neighbours, the matches themselves not among them.
-        vectors: how many; columns of about 0 fill up where there are not so many matches.
-        sigma: distance at which the weight of an edge has fallen to 1 / e.
-        floor: least weight of an edge.
     """
     with torch.autocast(matches.device.type, enabled=False):
         weights = edge_weights(near, sigma, floor)
@@ -170,16 +165,14 @@ def _frequencies(count: int, device: torch.device, dtype: torch.dtype) -> tuple[
 def _waves(points: Tensor, count: int) -> Tensor:
     """[B x N x count] functions of the coordinates: a constant, and waves."""
     frequencies, phases = _frequencies(count - 1, points.device, points.dtype)
-    waves = (points @ frequencies + phases).cos()
-    return torch.cat([torch.ones_like(points[..., :1]), waves], dim=-1)
+    return torch.cat([torch.ones_like(points[..., :1]), (points @ frequencies + phases).cos()], dim=-1)
 
 
 def _chebyshev(
     laplacian: Callable[[Tensor], Tensor], block: Tensor, cut: Tensor, largest: Tensor, degree: int
 ) -> Tensor:
     """A polynomial of the Laplacian that is large below the cut and within -1 and 1 from there to the largest."""
-    half = (largest - cut) / 2
-    centre = (largest + cut) / 2
+    half, centre = (largest - cut) / 2, (largest + cut) / 2
     before, now = block, (laplacian(block) - centre * block) / half
     for _ in range(degree - 1):
         before, now = now, 2 * (laplacian(now) - centre * now) / half - before

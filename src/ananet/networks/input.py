@@ -39,10 +39,7 @@ def within_view(matches: Correspondences, points: Tensor) -> Tensor:
     """[N] bool: matches whose points may be seen in their images at all.
 
     Attention looks at all matches, so one far outside the training data spoils the results of the others: a sentinel of
-    65535, a bad keypoint, a corner far off after undistortion.
-
-    Args:
-        points: [N x 4] normalised.
+    65535, a bad keypoint, a corner far off after undistortion. Points are [N x 4], normalised.
     """
     matches = matches._as_tensors()
     inside = (points.abs() <= MAX_COORDINATE).all(dim=1)

@@ -69,9 +69,6 @@ def fit_probabilities(answers: list[tuple[Tensor, Tensor]]) -> tuple[float, floa
     """Scale and shift of the logits that make their sigmoid a probability (Platt scaling); every pair weighs the same.
 
     The balanced loss trains as if half of all matches were right, so untouched logits promise too much.
-
-    Args:
-        answers: logits and labels of every pair.
     """
     logits = torch.cat([answer.double() for answer, _ in answers])
     inlier = torch.cat([right.double() for _, right in answers])

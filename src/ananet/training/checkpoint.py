@@ -1,22 +1,26 @@
-"""Checkpoints: one safetensors file with weights, their running average, the optimiser's state and the step.
+"""What a run writes: checkpoints, a JSONL log, and on request TensorBoard's files; a progress bar in a terminal.
 
-Batches follow from the seed and the step alone, so these are all a run needs to go on as if it had never stopped.
+A checkpoint is one safetensors file with weights, their running average, the optimiser's state and the step. Batches
+follow from the seed and the step alone, so these are all a run needs to go on as if it had never stopped.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from ananet._util.checks import is_number
-from ananet.errors import InputError
-from ananet.io.files import save_tensors
+from ananet.errors import InputError, MissingExtraError
+from ananet.io.files import atomic_path, save_tensors
 
 
 def save_checkpoint(
@@ -107,3 +111,75 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix + "/"): value for name, value in tensors.items() if name.startswith(prefix + "/")}
+
+
+class Progress:
+    """Logs to a JSONL file and to the screen; silent without a file, as in all processes but the first.
+
+    A run that continues at `step` appends to its log. Lines of later steps, which a killed run left, are removed.
+    """
+
+    def __init__(self, log: Path | None, steps: int, step: int, tensorboard: bool = False) -> None:
+        self.start, self.started_at, self.steps = time.monotonic(), step, steps
+        self.file: Any = None
+        self.bar: Any = None
+        self.board: Any = None
+        if log is None:
+            return
+        _forget_after(log, step)
+        self.file = log.open("a", buffering=1, encoding="utf-8")
+        if sys.stderr.isatty():
+            self.bar = tqdm(total=steps, initial=step, unit="step", smoothing=0.05)
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise MissingExtraError("tensorboard", "tensorboard") from None
+            self.board = SummaryWriter(str(log.parent))
+
+    def log(self, step: int, **values: float) -> None:
+        if self.file is None:
+            return
+        seconds = time.monotonic() - self.start
+        line = {"step": step, "seconds": round(seconds, 2), **{k: float(f"{v:.6g}") for k, v in values.items()}}
+        self.file.write(json.dumps(line) + "\n")
+        if self.board is not None:
+            for name, value in values.items():
+                self.board.add_scalar(name, value, step)
+        if self.bar is not None:
+            self.bar.update(step - self.bar.n)
+            self.bar.set_postfix({name: f"{value:.4g}" for name, value in values.items()})
+        else:
+            left = seconds / max(step - self.started_at, 1) * (self.steps - step)
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+            print(f"step {step}/{self.steps}  {shown}  {left / 60:.1f} min left", file=sys.stderr, flush=True)
+
+    def say(self, line: str) -> None:
+        """What takes a while and is not a step."""
+        if self.bar is not None:
+            self.bar.write(line, file=sys.stderr)
+        elif self.file is not None:
+            print(line, file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for open_thing in (self.file, self.bar, self.board):
+            if open_thing is not None:
+                open_thing.close()
+
+
+def _forget_after(log: Path, step: int) -> None:
+    """Leaves the lines up to a step, whole ones only."""
+    if not log.exists():
+        return
+    kept = []
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            if line.endswith("\n") and json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    with atomic_path(log) as temporary:
+        temporary.write_text("".join(kept), encoding="utf-8")

@@ -55,12 +55,7 @@ class MixedBatches:
         table_of: MixedBatches | None = None,
         stream_prefix: str = "",
     ) -> None:
-        """Mix pairs into batches.
-
-        Args:
-            table_of: another mix of the same pairs, to share its table on the device.
-            stream_prefix: of the names of its random streams: mixes of one seed have streams of their own.
-        """
+        # Mixes of the same pairs share the table on the device. Mixes of one seed have random streams of their own.
         total = batches.batch_size
         share = settings.synthetic_share if pairs is not None else 1.0
         self.steps_at_once = max(1, PROBLEMS_AT_ONCE // total) if device.type == "cuda" else 1

@@ -37,11 +37,10 @@ from ananet.networks.input import SIDE_INPUT, side_input
 from ananet.pruners.learned import LearnedPruner
 from ananet.recipes import recipe_path
 from ananet.training.calibration import fit_scores, labels, pose_scores, predict, score
-from ananet.training.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
+from ananet.training.checkpoint import Progress, load_checkpoint, read_checkpoint, save_checkpoint
 from ananet.training.data import BatchSource, known_side_input
 from ananet.training.loss import class_loss, loss_of_solution
 from ananet.training.muon import OPTIMIZERS
-from ananet.training.progress import Progress
 from ananet.training.settings import TrainSettings
 from ananet.weights import bundled, weight_file
 

@@ -33,11 +33,8 @@ class _Request:
 class Batcher:
     """One thread that prunes for all clients: pairs that wait at the same time become one batch.
 
-    Results that are cancelled before their batch starts are left out. A pair that cannot be pruned fails alone.
-
-    Args:
-        max_wait: seconds that a pair may wait for others while the thread is idle.
-        max_pairs, max_matches: of a batch; a pair with more matches is a batch of its own.
+    Results that are cancelled before their batch starts are left out. A pair that cannot be pruned fails alone. While
+    the thread is idle, a pair waits at most `max_wait` seconds. A pair with more than `max_matches` is a batch alone.
 
     >>> from ananet import load
     >>> batcher = Batcher()

@@ -129,9 +129,7 @@ async def _disconnected(request: Request) -> None:
 class Guard:
     """Middleware: checks token, origin, size, number and time of requests, counts them, and reports errors.
 
-    Args:
-        token: expected in `Authorization: Bearer` by `/v1/` and `/metrics`; None for no token.
-        origins: other sites that may call the service from their pages.
+    `/v1/` and `/metrics` expect the token, if there is one. Pages of `origins` may call the service too.
     """
 
     def __init__(
