@@ -87,14 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
     matcher = PhotoMatcher(
         detector=load_detector(shared.detector_name(arguments), **options),
         matcher=shared.matcher_name(arguments),
-        pruner=arguments.pruner,
         estimator=load_estimator(arguments.estimator, **{k: v for k, v in given.items() if v is not None}),
-        threshold=arguments.threshold,
         neighbours=arguments.candidates,
-        refine=arguments.refine,
-        motions=arguments.motions,
         use_exif=not arguments.no_exif,
-        device=arguments.device,
+        **{name: getattr(arguments, name) for name in ("pruner", "threshold", "refine", "motions", "device")},
     )
     cameras = shared.read_cameras(arguments)
     for path in {path.parent for pair in pairs for path in (pair.picture, pair.saved) if path is not None}:

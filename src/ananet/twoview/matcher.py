@@ -208,16 +208,15 @@ class PhotoMatcher:
             points1 = torch.as_tensor(matches.points1).clone()
             points1[torch.as_tensor(kept.mask)] = torch.as_tensor(refined.matches.points1)
             matches = matches.replace(points1=points1)
-            refined = replace(refined, matches=_in_own_pixels(refined.matches, photo0, photo1))
+            refined = replace(refined, matches=_in_own_pixels(refined.matches, photos))
             watch.lap("refine")
-        pose, parallax = None, None
+        pose = parallax = motions = None
         if matches.calibrated:
             pose = self.estimator.pose(matches, kept)
             if pose is not None:
                 parallax = measure_parallax(matches[pose.inliers], pose.R, self.estimator.ray_threshold(matches))
             watch.lap("pose")
-        matches = _in_own_pixels(matches, photo0, photo1)
-        motions = None
+        matches = _in_own_pixels(matches, photos)
         if self.motions:
             motions = group_motions(matches, kept)
             watch.lap("motions")
@@ -312,9 +311,8 @@ def load_pruner_at(
         raise InputError(f"threshold: expected together with the name of a pruner, got the loaded {pruner.name}")
     loaded = load(pruner, device=device, threshold=check_probability("threshold", threshold))
     if not isinstance(loaded, LearnedPruner | Auto):
-        raise InputError(
-            f"threshold: a probability, which only networks have, not {pruner}; set its own as {pruner}@threshold=..."
-        )
+        own = f"set its own as {pruner}@threshold=..."
+        raise InputError(f"threshold: a probability, which only networks have, not {pruner}; {own}")
     return loaded
 
 
@@ -323,21 +321,17 @@ def find_features(
 ) -> Features:
     """At least one keypoint of an image, a photo's pixels at any size; `size` is the (width, height) in its file."""
     try:
-        found = detector.detect(image, path, size)
+        return _check_keypoints(detector.detect(image, path, size), name)
     except (cv2.error, MemoryError, torch.OutOfMemoryError) as error:
         # Too many pixels for OpenCV, or for the memory of the machine or of its GPU.
-        height, width = image.shape[:2]
         reason = getattr(error, "err", "") or str(error) or "out of memory"
-        raise InputError(
-            f"{name}: expected a photo that the detector can work on, got {width} x {height} pixels ({reason})"
-        ) from None
-    return _check_keypoints(found, name)
+        found = f"{image.shape[1]} x {image.shape[0]} pixels ({reason})"
+        raise InputError(f"{name}: expected a photo that the detector can work on, got {found}") from None
 
 
 def _check_keypoints(found: Features, name: str) -> Features:
     if len(found) == 0:
-        width, height = found.image_size
-        raise InputError(f"{name}: no keypoints found in this image of {width} x {height} pixels")
+        raise InputError("{}: no keypoints found in this image of {} x {} pixels".format(name, *found.image_size))
     return found
 
 
@@ -351,11 +345,11 @@ def _key(image: Any) -> Hashable:
     return str(image) if isinstance(image, str | Path) else id(image)
 
 
-def _in_own_pixels(matches: Correspondences, photo0: PreparedPhoto, photo1: PreparedPhoto) -> Correspondences:
+def _in_own_pixels(matches: Correspondences, photos: Iterable[PreparedPhoto]) -> Correspondences:
     """Matches of scaled photos in pixels of the photos as given."""
     values: dict[str, Any] = {}
     tensors = matches._as_tensors()
-    for number, photo in enumerate((photo0, photo1)):
+    for number, photo in enumerate(photos):
         if photo.size == photo.features.image_size:
             continue
         back = np.linalg.inv(photo.scaling)

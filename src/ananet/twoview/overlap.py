@@ -58,13 +58,9 @@ class Overlap:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
-        return {
-            "found": self.found,
-            "consistent": self.consistent,
-            "tested": self.tested,
-            "log10_false_alarms": self.log10_nfa if math.isfinite(self.log10_nfa) else None,
-            "summary": self.summary,
-        }
+        counts = {"found": self.found, "consistent": self.consistent, "tested": self.tested}
+        log10_nfa = self.log10_nfa if math.isfinite(self.log10_nfa) else None
+        return counts | {"log10_false_alarms": log10_nfa, "summary": self.summary}
 
 
 def check_overlap(matches: Correspondences, mask: Any, neighbours: Correspondences | None = None) -> Overlap:
@@ -118,16 +114,13 @@ def measure_parallax(matches: Correspondences, R: np.ndarray | Tensor, noise: fl
     if len(matches) == 0:
         return 0.0
     rays = matches._as_tensors().normalized().double().cpu()
-    rays0, rays1 = (
-        geometry.homogeneous(part) / geometry.homogeneous(part).norm(dim=1, keepdim=True)
-        for part in (rays[:, :2], rays[:, 2:])
-    )
+    both = [geometry.homogeneous(part) for part in (rays[:, :2], rays[:, 2:])]
+    rays0, rays1 = (part / part.norm(dim=1, keepdim=True) for part in both)
     # Wahba's problem, by its singular value decomposition.
     U, _, Vt = torch.linalg.svd(rays1.T @ rays0)
     U[:, 2] *= torch.linalg.det(U @ Vt).sign()
-    about_pose, about_best = (
-        float((rays1 - rays0 @ rotation.T).norm(dim=1).median()) for rotation in (torch.as_tensor(R).cpu(), U @ Vt)
-    )
+    rotations = (torch.as_tensor(R).cpu(), U @ Vt)
+    about_pose, about_best = (float((rays1 - rays0 @ turn.T).norm(dim=1).median()) for turn in rotations)
     chord = min(about_pose, about_best) if about_best < noise else about_pose
     return math.degrees(2 * math.asin(min(chord / 2, 1.0)))
 
