@@ -97,8 +97,7 @@ def _facts(summary: Summary) -> dict[str, Any]:
 def _sentence(summary: Summary) -> str:
     took = ", ".join(name for name in summary.used if name != summary.pruner)
     parts = [summary.pruner + (f" (chose {took})" if took else "") + f": {summary.pairs} pairs"]
-    parts.append(f"{summary.before} matches before and {summary.after} after")
-    parts.append(f"{summary.dropped} pairs dropped")
+    parts += [f"{summary.before} matches before and {summary.after} after", f"{summary.dropped} pairs dropped"]
     if summary.skipped:
         parts.append(f"{summary.skipped} pairs were pruned before")
     if summary.unseen:

@@ -189,9 +189,9 @@ def create_app(
             raise HTTPException(415, f"content-type: expected {FORM} with photo0 and photo1")
         async with request.form(max_files=2, max_fields=8, max_part_size=FIELD_BYTES) as form:
             fields = {name: value for name, value in form.items() if not isinstance(value, UploadFile)}
-            for name in fields.keys() - FIELDS.keys():
+            if unknown := [name for name in fields if name not in FIELDS]:
                 expected = f"photo0, photo1 and some of {', '.join(FIELDS)}"
-                raise InputError(f"form: expected {expected}, got {name[:80]!r}")
+                raise InputError(f"form: expected {expected}, got {unknown[0][:80]!r}")
             photos = []
             for name in ("photo0", "photo1"):
                 photo = form.get(name)
