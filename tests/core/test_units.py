@@ -9,7 +9,7 @@ import torch
 import ananet
 from ananet import Correspondences, InputError
 from ananet.core.cameras import centred_camera
-from ananet.core.units import unit_doubt
+from ananet.core.correspondences import unit_doubt
 
 SIZE = (1600.0, 1000.0)
 K = centred_camera(1400, (1600, 1000))

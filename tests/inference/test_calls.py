@@ -61,12 +61,12 @@ def test_what_is_sent_can_be_read_back():
 
 def test_answers_lie_where_kernels_can_read_them_fast():
     for shape in (Shape(1, 128, 4, alone=True), Shape(3, 256, 10, alone=False), Shape(512, 128, 5, alone=False)):
-        flags, logits, scores, mask = shape.split_answer(torch.zeros(shape.answer_bytes, dtype=torch.uint8))
+        flags, logits, scores, mask = shape.split_results(torch.zeros(shape.result_bytes, dtype=torch.uint8))
         assert len(flags) == shape.batch and len(logits) == len(scores) == len(mask) == shape.capacity
         assert (logits.dtype, scores.dtype, mask.dtype) == (torch.float32, torch.float32, torch.bool)
         assert shape.header % 2 == 0 and shape.flags % 16 == 0
         most = Shape(1024, 128, shape.channels, alone=False)
-        assert shape.numbers <= most.numbers and shape.answer_bytes <= most.answer_bytes
+        assert shape.numbers <= most.numbers and shape.result_bytes <= most.result_bytes
 
 
 def test_side_input_that_is_not_known_is_nothing():

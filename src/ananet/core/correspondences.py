@@ -7,15 +7,17 @@ Pixel coordinates follow OpenCV: the centre of the first pixel is (0, 0).
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ananet.core.cameras import FOCAL_GUESS, calibrate, scale_by_size
-from ananet.core.units import unit_doubt, warn_caller
+from ananet.core.cameras import FOCAL_GUESS, calibrate, implausible, scale_by_size
 from ananet.errors import InputError
 
 # What the arguments may be: numpy arrays, torch tensors or nested lists.
@@ -25,22 +27,22 @@ Size = tuple[float, float] | Array
 # Angles in radians, with room for rounding: what is larger is in degrees.
 MAX_ANGLE = 2 * math.pi + 0.01
 # What there is of every match: a selection of matches selects in each of these.
-PER_MATCH = (
-    "points0",
-    "points1",
-    "ratio",
-    "mutual",
-    "scores",
-    "keypoint_sizes0",
-    "keypoint_sizes1",
-    "angles0",
-    "angles1",
-    "indices",
-)
+_KEYPOINTS = ("keypoint_sizes0", "keypoint_sizes1", "angles0", "angles1")
+PER_MATCH = ("points0", "points1", "ratio", "mutual", "scores", *_KEYPOINTS, "indices")
 _NUMBERS = [name for name in PER_MATCH if name not in ("mutual", "indices")]
 _SIZES = ("image_size0", "image_size1")
 _OPTIONAL = ("K0", "K1", *_SIZES, *PER_MATCH[2:])
 _READ_BY_NETWORKS = {*_OPTIONAL} - {"scores", "indices"}
+
+# Units of fewer points are not judged.
+MIN_POINTS = 8
+# Coordinates all below the first number are hardly pixels of a photo with sides above the second.
+MAX_NORMALIZED, MIN_SIDE = 1.5, 32
+# The share of points outside their image that is no accident.
+MIN_OUTSIDE, MOST_OUTSIDE = 0.05, 0.5
+# The tangent of the angle to the optical axis that the median of the points hardly exceeds (79 degrees).
+MAX_TANGENT = 5.0
+PACKAGE = str(Path(__file__).parents[1])
 
 
 class _Values:
@@ -158,14 +160,15 @@ class Correspondences:
         self.given_as_numpy = not isinstance(points0, Tensor)
         first, second = _points("points0", points0, copy_points), _points("points1", points1, copy_points)
         if len(first) != len(second):
-            raise InputError(
-                f"points0 and points1: expected the same number of rows, got {len(first)} and {len(second)}"
-            )
+            numbers = f"{len(first)} and {len(second)}"
+            raise InputError(f"points0 and points1: expected the same number of rows, got {numbers}")
         if first.dtype != second.dtype:
             first, second = first.double(), second.double()
         self._points0, self._points1 = first, second if first.device == second.device else second.to(first.device)
         for name in ("K", "image_size", "keypoint_sizes", "angles"):
-            _both_or_neither(f"{name}0", given.get(f"{name}0"), f"{name}1", given.get(f"{name}1"))
+            missing = [both for both in (f"{name}0", f"{name}1") if given.get(both) is None]
+            if len(missing) == 1:
+                raise InputError(f"{name}0 and {name}1: expected both or neither, {missing[0]} is missing")
         for name in _OPTIONAL:
             value = given.get(name)
             if value is not None:
@@ -215,7 +218,7 @@ class Correspondences:
         for number, (points, K, image_size) in enumerate(sides):
             doubt = unit_doubt(number, points.numpy(), None if K is None else K.numpy(), image_size)
             if doubt is not None:
-                warn_caller(doubt)
+                _warn_caller(doubt)
 
     def _per_match(self, name: str, values: Array) -> Tensor:
         tensor = _real(name, _tensor(name, values)).to(self._points0.device, torch.float32)
@@ -250,7 +253,7 @@ class Correspondences:
     def __repr__(self) -> str:
         known = ("K0", "image_size0", *(name for name in PER_MATCH[2:] if not name.endswith("1")))
         given = [name.rstrip("0") for name in known if getattr(self, name) is not None]
-        return f"Correspondences({len(self)} matches" + "".join(f", {name}" for name in given) + ")"
+        return f"Correspondences({', '.join([f'{len(self)} matches', *given])})"
 
     @property
     def calibrated(self) -> bool:
@@ -362,8 +365,7 @@ class Correspondences:
 
     def numpy_points(self) -> tuple[np.ndarray, np.ndarray]:
         """Both point sets as float64 arrays on the host."""
-        first, second = (points.numpy(force=True).astype(np.float64) for points in (self._points0, self._points1))
-        return first, second
+        return self._points0.numpy(force=True).astype(np.float64), self._points1.numpy(force=True).astype(np.float64)
 
 
 def _tensor(name: str, values: Array, copy: bool = True) -> Tensor:
@@ -400,14 +402,10 @@ def _real(name: str, tensor: Tensor) -> Tensor:
 def _check_finite(name: str, tensor: Tensor) -> None:
     # numpy takes a fifth of torch's time for arrays of this size.
     finite = np.isfinite(tensor.numpy(force=True)) if tensor.device.type == "cpu" else torch.isfinite(tensor)
-    if finite.all():
-        return
-    rows = (~torch.as_tensor(finite)).reshape(len(tensor), -1).any(dim=1)
-    first = int(rows.nonzero()[0, 0])
-    raise InputError(
-        f"{name}: expected finite numbers, got NaN or infinity in {int(rows.sum())} of "
-        f"{len(tensor)} rows (first: row {first})"
-    )
+    if not finite.all():
+        rows = (~torch.as_tensor(finite)).reshape(len(tensor), -1).any(dim=1)
+        wrong = f"NaN or infinity in {int(rows.sum())} of {len(tensor)} rows (first: row {int(rows.nonzero()[0, 0])})"
+        raise InputError(f"{name}: expected finite numbers, got {wrong}")
 
 
 def _points(name: str, values: Array, copy: bool) -> Tensor:
@@ -448,7 +446,49 @@ def _size(name: str, values: Size) -> tuple[float, float]:
     return size[0], size[1]
 
 
-def _both_or_neither(name0: str, value0: object, name1: str, value1: object) -> None:
-    if (value0 is None) != (value1 is None):
-        missing = name0 if value0 is None else name1
-        raise InputError(f"{name0} and {name1}: expected both or neither, {missing} is missing")
+def unit_doubt(
+    number: int, points: np.ndarray, K: np.ndarray | None, image_size: tuple[float, float] | None
+) -> str | None:
+    """Why pixels hardly belong to their camera or image, in words; None if they may.
+
+    Words do not depend on the points, so that Python shows a warning once for each line that causes it.
+
+    >>> unit_doubt(0, np.linspace(0, 1, 20).reshape(10, 2), None, (640, 480))
+    'points0: expected pixels, got coordinates from -1.5 to 1.5 only, as if they were normalised'
+    """
+    if len(points) < MIN_POINTS:
+        return None
+    x, y = points[:, 0], points[:, 1]
+    low, right, bottom = float(min(x.min(), y.min())), float(x.max()), float(y.max())
+    high = max(right, bottom)
+    if x.min() == right and y.min() == bottom:
+        return None  # all identical
+    longest = max(image_size) if image_size is not None else 0.0 if K is None else 2 * float(K[:2, 2].max())
+    if longest >= MIN_SIDE and low >= -MAX_NORMALIZED and high <= MAX_NORMALIZED:
+        span = f"from {-MAX_NORMALIZED} to {MAX_NORMALIZED} only"
+        return f"points{number}: expected pixels, got coordinates {span}, as if they were normalised"
+    if image_size is not None:
+        width, height = image_size
+        if right > width or bottom > height:
+            outside = float(((points < -1) | (points > image_size)).any(axis=1).mean())
+            if outside > MIN_OUTSIDE and right <= height and bottom <= width:
+                return f"points{number}: outside the image, inside if x and y, or width and height, are swapped"
+            if outside > MOST_OUTSIDE:
+                image = f"the image of image_size{number}"
+                return f"points{number}: most are outside {image}; are they of another resolution?"
+        doubt = None if K is None else implausible(K, image_size)
+        return None if doubt is None else f"K{number}: {doubt}; expected pixels of the image, not millimetres"
+    if K is not None:
+        tangent = np.abs((points - K[:2, 2]) / (K[0, 0], K[1, 1])).max(axis=1)
+        if np.median(tangent) > MAX_TANGENT:
+            focal = f"with a focal length of {K[0, 0]:g}, most points are more than 79 degrees off the optical axis"
+            return f"K{number}: {focal}; expected pixels of the image, not millimetres"
+    return None
+
+
+def _warn_caller(message: str) -> None:
+    """Issue a UserWarning at the line outside this package that led here."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level + 1)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Triton kernels before and after the network of a call: raw matches to its input, its logits to verdicts.
+"""Triton kernels before and after the network of a call: raw matches to its input, its logits to masks.
 
 References in plain PyTorch: `networks.input` and `pruners.base.as_result`.
 """
@@ -125,13 +125,13 @@ def _point(points, single, n, inside, fx, skew, cx, fy, cy, VIEW):
 
 
 @triton.jit
-def decide(LOGITS, START, PLACE, ANSWERS, SCORES, MASK, N, unseen, decision, BLOCK: tl.constexpr):
+def decide(LOGITS, START, PLACE, RESULTS, SCORES, MASK, N, unseen, decision, BLOCK: tl.constexpr):
     """Logits [B x N] of what was seen to those [S] of all matches, probabilities and verdicts.
 
     Args:
         unseen: the logit of matches out of view.
         decision: the logit above which a match is kept, and that of what is no number.
-        ANSWERS, SCORES: [S] float32, written.
+        RESULTS, SCORES: [S] float32, written.
         MASK: [S] uint8, written.
     """
     pair = tl.program_id(1).to(tl.int64)
@@ -144,6 +144,6 @@ def decide(LOGITS, START, PLACE, ANSWERS, SCORES, MASK, N, unseen, decision, BLO
     logits = tl.where(seen, logits, unseen)
     logits = tl.where(logits == logits, logits, decision)
     logits = tl.minimum(tl.maximum(logits, -MAX_FLOAT), MAX_FLOAT)
-    tl.store(ANSWERS + start + n, logits, mask=inside)
+    tl.store(RESULTS + start + n, logits, mask=inside)
     tl.store(SCORES + start + n, tl.minimum(tl.sigmoid(logits), BELOW_ONE), mask=inside)
     tl.store(MASK + start + n, (logits > decision).to(tl.uint8), mask=inside)

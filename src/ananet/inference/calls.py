@@ -34,30 +34,17 @@ GRAPHS_KEPT = 128
 # The row of float64 numbers of a pair, which `call_kernels.gather` reads: where both camera matrices begin, the view in
 # pixels of either image, four addresses (of both cameras and point sets), whether points and cameras are in single
 # precision, and the limits of every side number.
-K0_AT, K1_AT, VIEW0_AT, VIEW1_AT, ADDRESSES_AT, SINGLE_POINTS_AT, SINGLE_CAMERAS_AT, LIMITS_AT = (
-    0,
-    9,
-    18,
-    21,
-    24,
-    28,
-    29,
-    30,
-)
+K0_AT, K1_AT, VIEW0_AT, VIEW1_AT = 0, 9, 18, 21
+ADDRESSES_AT, SINGLE_POINTS_AT, SINGLE_CAMERAS_AT, LIMITS_AT = 24, 28, 29, 30
 ADDRESSES = slice(ADDRESSES_AT, ADDRESSES_AT + 4)
 # Limits of known side input.
-_MAX_FLOAT64 = float(np.finfo(np.float64).max)
-SIDE_LIMITS = {
-    "ratio": (0.0, 1.0),
-    "mutual": (0.0, 1.0),
-    "size": (5e-324, _MAX_FLOAT64),
-    "angle": (-MAX_ANGLE, MAX_ANGLE),
-}
+SIDE_LIMITS = {"ratio": (0.0, 1.0), "mutual": (0.0, 1.0), "angle": (-MAX_ANGLE, MAX_ANGLE)}
+SIDE_LIMITS["size"] = (5e-324, float(np.finfo(np.float64).max))
 # Matches that a program of either kernel takes at a time.
 GATHER_BLOCK, DECIDE_BLOCK = 1024, 256
 
 
-class Answer(NamedTuple):
+class Result(NamedTuple):
     """[N] each, numpy arrays or tensors as the points came."""
 
     mask: Any
@@ -73,7 +60,7 @@ class Shape(NamedTuple):
     channels: int
     alone: bool
     """Whether kernels are tiled for one pair that someone waits for, or for as many as fill the GPU. Which pairs are
-    beside one then changes nothing of its answer."""
+    beside one then does not change its result."""
 
     @property
     def capacity(self) -> int:
@@ -98,7 +85,7 @@ class Shape(NamedTuple):
         return -(-4 * self.batch // 16) * 16
 
     @property
-    def answer_bytes(self) -> int:
+    def result_bytes(self) -> int:
         return self.flags + 9 * self.capacity
 
     def cut(self, sent: Tensor, received: Tensor, *, on_host: bool) -> Memory:
@@ -108,8 +95,8 @@ class Shape(NamedTuple):
             sent[: self.numbers],
             self.split(sent.numpy() if on_host else sent),
             received[: self.flags],
-            received[: self.answer_bytes],
-            self.split_answer(received.numpy() if on_host else received),
+            received[: self.result_bytes],
+            self.split_results(received.numpy() if on_host else received),
         )
 
     def split(self, numbers: Any) -> Packed:
@@ -130,15 +117,15 @@ class Shape(NamedTuple):
             numbers[side : self.numbers].reshape(self.channels - 4, self.capacity),
         )
 
-    def split_answer(self, answer: Any) -> Found:
+    def split_results(self, results: Any) -> Found:
         """Flags [B], and logits, scores and verdicts [capacity] of what comes back."""
-        torch_or_numpy = torch if isinstance(answer, Tensor) else np
+        library: Any = torch if isinstance(results, Tensor) else np
         logits, scores, mask = (self.flags + times * self.capacity for times in (0, 4, 8))
         return Found(
-            answer[: 4 * self.batch].view(torch_or_numpy.int32),
-            answer[logits:scores].view(torch_or_numpy.float32),
-            answer[scores:mask].view(torch_or_numpy.float32),
-            answer[mask : self.answer_bytes].view(torch_or_numpy.bool_ if torch_or_numpy is np else torch.bool),
+            results[: 4 * self.batch].view(library.int32),
+            results[logits:scores].view(library.float32),
+            results[scores:mask].view(library.float32),
+            results[mask : self.result_bytes].view(library.bool if library is torch else np.bool_),
         )
 
 
@@ -153,7 +140,7 @@ class Packed(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The parts of what comes back; see `Shape.split_answer`."""
+    """The parts of what comes back; see `Shape.split_results`."""
 
     flags: Any
     logits: Any
@@ -168,7 +155,7 @@ class Memory(NamedTuple):
     numbers: Tensor
     packed: Packed
     flags: Tensor
-    answer: Tensor
+    results: Tensor
     found: Found
 
 
@@ -183,10 +170,9 @@ class Slot:
         self._cut: dict[Shape, Memory] = {}
 
     def cut(self, shape: Shape) -> Memory:
-        memory = self._cut.get(shape)
-        if memory is None:
-            memory = self._cut[shape] = shape.cut(self.sent, self.received, on_host=True)
-        return memory
+        if shape not in self._cut:
+            self._cut[shape] = shape.cut(self.sent, self.received, on_host=True)
+        return self._cut[shape]
 
 
 class DeviceCalls:
@@ -215,7 +201,7 @@ class DeviceCalls:
         self._last: Any = None
         """CUDA event after the last run, which is the only one that may still use the buffers."""
 
-    def start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Answer]]:
+    def start(self, pairs: Sequence[Correspondences], *, alone: bool = False) -> Callable[[], list[Result]]:
         """Send non-empty pairs to the device; return a function that waits for the results.
 
         Args:
@@ -230,8 +216,8 @@ class DeviceCalls:
             with self._in_turn():
                 return self._send(pairs, Shape(1, bucket(len(pairs[0])), self.channels, alone=True))
         groups = self.groups([len(pair) for pair in pairs])
-        found: dict[int, Answer] = {}
-        under_way: deque[tuple[list[int], Callable[[], list[Answer]]]] = deque()
+        found: dict[int, Result] = {}
+        under_way: deque[tuple[list[int], Callable[[], list[Result]]]] = deque()
 
         def take_first() -> None:
             group, wait = under_way.popleft()
@@ -243,12 +229,12 @@ class DeviceCalls:
                     take_first()
                 under_way.append((group, self._send([pairs[i] for i in group], shape)))
 
-        def answers() -> list[Answer]:
+        def results() -> list[Result]:
             while under_way:
                 take_first()
             return [found[i] for i in range(len(pairs))]
 
-        return answers
+        return results
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
@@ -258,18 +244,15 @@ class DeviceCalls:
         """
         ordinary = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
         with self.engine.lock, ordinary, torch.cuda.device_of(self.engine.encoder.vectors):
-            # Most callers have waited for their last answer already, and a look takes less time than a wait.
+            # Most callers have waited for their last result already, and a look takes less time than a wait.
             if self._last is not None and not self._last.query():
                 self._last.wait()
             yield
 
     def _leaves_unread(self, pair: Correspondences) -> bool:
-        """Whether there is something that no kernel looks at."""
-        return (
-            (pair.ratio is not None and "ratio" not in self.side)
-            or (pair.keypoint_sizes0 is not None and "size" not in self.side)
-            or (pair.angles0 is not None and "angle" not in self.side)
-        )
+        """Whether the pair has values that no kernel checks."""
+        given = {"ratio": pair.ratio, "size": pair.keypoint_sizes0, "angle": pair.angles0}
+        return any(values is not None and name not in self.side for name, values in given.items())
 
     def groups(self, lengths: Sequence[int]) -> Iterator[tuple[list[int], Shape]]:
         """Numbers of pairs that run together, and their shape: few different ones, since each has a graph."""
@@ -300,7 +283,7 @@ class DeviceCalls:
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
 
-    def _send(self, pairs: Sequence[Correspondences], shape: Shape) -> Callable[[], list[Answer]]:
+    def _send(self, pairs: Sequence[Correspondences], shape: Shape) -> Callable[[], list[Result]]:
         slot, device = self._slot(shape), self._memory(shape)
         host = slot.cut(shape)
         on_host = [_on_host(pair) for pair in pairs]
@@ -313,9 +296,9 @@ class DeviceCalls:
         if self.side and not all(on_host):
             _pack_on_device(device.packed, sent, start, self.side)
         self._run(shape, device)
-        kept = None if all(on_host) else device.answer.clone()
+        kept = None if all(on_host) else device.results.clone()
         if any(on_host):
-            host.answer.copy_(device.answer, non_blocking=True)
+            host.results.copy_(device.results, non_blocking=True)
         else:
             host.flags.copy_(device.flags, non_blocking=True)
         if slot.done is not None:
@@ -325,10 +308,10 @@ class DeviceCalls:
         bounds = list(pairwise(start))
         on_device = {}
         if kept is not None:
-            parts = shape.split_answer(kept)
-            on_device = {n: _answer(pair, parts, *bounds[n]) for n, pair in enumerate(pairs) if not on_host[n]}
+            parts = shape.split_results(kept)
+            on_device = {n: _result(pair, parts, *bounds[n]) for n, pair in enumerate(pairs) if not on_host[n]}
 
-        def answers() -> list[Answer]:
+        def results() -> list[Result]:
             if slot.done is not None:
                 slot.done.synchronize()
             # The next call will overwrite them.
@@ -339,9 +322,9 @@ class DeviceCalls:
             for pair, flag in zip(sent, flags, strict=True):  # which have to live until now
                 if flag and not pair._values_are_checked:
                     pair._check_values()
-            return [on_device.get(n) or _answer(pair, found, *bounds[n]) for n, pair in enumerate(pairs)]
+            return [on_device.get(n) or _result(pair, found, *bounds[n]) for n, pair in enumerate(pairs)]
 
-        return answers
+        return results
 
     def _slot(self, shape: Shape) -> Slot:
         size = _next_power_of_2(shape.numbers)
@@ -356,15 +339,14 @@ class DeviceCalls:
             # Many small pairs have the most cameras.
             most = Shape(MAX_GRAPH // MIN_BUCKET, MIN_BUCKET, self.channels, alone=False)
             self._buffers = self._allocated(most)
-        memory = self._cut.get(shape)
-        if memory is None:
-            memory = self._cut[shape] = shape.cut(*self._buffers, on_host=False)
-        return memory
+        if shape not in self._cut:
+            self._cut[shape] = shape.cut(*self._buffers, on_host=False)
+        return self._cut[shape]
 
     def _allocated(self, shape: Shape) -> tuple[Tensor, Tensor]:
         return (
             torch.empty(shape.numbers, dtype=torch.float64, device=self.device),
-            torch.empty(shape.answer_bytes, dtype=torch.uint8, device=self.device),
+            torch.empty(shape.result_bytes, dtype=torch.uint8, device=self.device),
         )
 
     def _run(self, shape: Shape, memory: Memory) -> None:
@@ -528,9 +510,9 @@ def _pack_on_device(
                 to.fill_(math.nan) if values is None else to.copy_(values)
 
 
-def _answer(pair: Correspondences, found: Found, begin: int, end: int) -> Answer:
+def _result(pair: Correspondences, found: Found, begin: int, end: int) -> Result:
     """What was found of one pair among all, in numpy if the pair came as numpy, else on its device."""
     mask, scores, logits = found.mask[begin:end], found.scores[begin:end], found.logits[begin:end]
     if pair.given_as_numpy and isinstance(mask, np.ndarray):
-        return Answer(mask, scores, logits)
-    return Answer(*(pair._as_given(torch.as_tensor(values)) for values in (mask, scores, logits)))
+        return Result(mask, scores, logits)
+    return Result(*(pair._as_given(torch.as_tensor(values)) for values in (mask, scores, logits)))

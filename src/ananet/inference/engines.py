@@ -19,15 +19,21 @@ Progress = Callable[[int, int], object]
 
 
 class Engine(Protocol):
-    """([B x N x channels] matches, [B] lengths or None) to [B x N] logits, 0 at padding.
+    """Runs a network."""
 
-    A slow engine calls `progress` after each of its steps; a quick one may ignore it.
-    """
+    def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor:
+        """[B x N] logits of being an inlier; 0 at padding.
 
-    def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor: ...
+        Args:
+            matches: [B x N x (4 + side channels)].
+            lengths: [B] how many matches of each pair are real, the first ones; None if all are.
+            progress: a slow engine calls it after each of its steps; a quick one ignores it.
+        """
+        ...
 
     def device_calls(self, decision: float, unseen: float, conflict_odds: float) -> DeviceCalls | None:
         """Whole calls of a pruner on a GPU, as `DeviceCalls` takes them; None if the engine has no kernels for them."""
+        return None
 
 
 # By name of the network: "module:function" of (network, device) that gives an engine.
@@ -42,24 +48,17 @@ def engine_for(network: Network, device: torch.device) -> Engine:
     return getattr(import_module(module), function)(network, device)
 
 
-class PlainEngine:
+class PlainEngine(Engine):
     """The network as it is."""
 
     def __init__(self, network: Network, device: torch.device) -> None:
         self.network = network.eval().to(device)
 
-    def device_calls(self, decision: float, unseen: float, conflict_odds: float) -> None:
-        return None
-
     @torch.inference_mode()
     def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor:
-        """Logits of being an inlier, [B x N]; 0 at padding.
+        return self.network(matches, real_matches(matches, lengths))
 
-        Args:
-            matches: [B x N x channels].
-            lengths: [B] how many matches of each pair are real, the first ones; None if all are.
-            progress: not called, since a network of any kind is one step.
-        """
-        if lengths is None:
-            return self.network(matches, None)
-        return self.network(matches, torch.arange(matches.shape[1], device=matches.device) < lengths[:, None])
+
+def real_matches(matches: Tensor, lengths: Tensor | None) -> Tensor | None:
+    """[B x N] mask, True where a match is real; None if all are."""
+    return None if lengths is None else torch.arange(matches.shape[1], device=matches.device) < lengths[:, None]

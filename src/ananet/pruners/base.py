@@ -78,7 +78,7 @@ class Pruner(ABC):
                 `Correspondences`.
         """
         use_one_thread_after_fork()
-        return self._start([as_correspondences(points0, points1, given)], alone=True)()[0]
+        return self._start([_as_correspondences(points0, points1, given)], alone=True)()[0]
 
     def __repr__(self) -> str:
         return f"<pruner {self.name}>"
@@ -155,13 +155,12 @@ def stream_items(
         yield item, result if has_matches else None
 
 
-def as_correspondences(
+def _as_correspondences(
     points0: Array | Correspondences, points1: Array | None, given: dict[str, Any]
 ) -> Correspondences:
     if not isinstance(points0, Correspondences):
         if points0 is None or points1 is None:
-            missing = "points0" if points0 is None else "points1"
-            raise InputError(f"{missing}: expected an array of shape (N, 2), got nothing")
+            raise InputError(f"points{int(points0 is not None)}: expected an array of shape (N, 2), got nothing")
         return Correspondences._unchecked(points0, points1, **given)
     if points1 is not None or given:
         raise InputError("expected either Correspondences alone or points0 and points1, got both")
@@ -177,16 +176,17 @@ def check_pairs(pairs: Sequence[Correspondences], *, values: bool = True) -> lis
     use_one_thread_after_fork()
     if not isinstance(pairs, Sequence):
         raise InputError(f"pairs: expected a list of Correspondences, got {type(pairs).__name__}")
-    for number, pair in enumerate(pairs):
-        _check_pair(number, pair)
+    for pair in _checked(pairs):
         if values and not pair._values_are_checked:
             pair._check_values()
     return [pair._as_tensors() for pair in pairs]
 
 
-def _check_pair(number: int, pair: object) -> None:
-    if not isinstance(pair, Correspondences):
-        raise InputError(f"pairs[{number}]: expected Correspondences, got {type(pair).__name__}")
+def _checked(pairs: Iterable[Correspondences]) -> Iterator[Correspondences]:
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, Correspondences):
+            raise InputError(f"pairs[{number}]: expected Correspondences, got {type(pair).__name__}")
+        yield pair
 
 
 def _together(pairs: Iterable[Correspondences], matches: int) -> Iterator[list[Correspondences]]:
@@ -195,8 +195,7 @@ def _together(pairs: Iterable[Correspondences], matches: int) -> Iterator[list[C
         raise InputError(f"pairs: expected an iterable of Correspondences, got {type(pairs).__name__}")
     some: list[Correspondences] = []
     count = 0
-    for number, pair in enumerate(pairs):
-        _check_pair(number, pair)
+    for pair in _checked(pairs):
         some.append(pair)
         count += 1 + len(pair)
         if count >= matches or len(some) == STREAMED_PAIRS:

@@ -15,8 +15,8 @@ from ananet._util.devices import choose_device, plain_calls
 from ananet.core.conflicts import penalize_conflicts
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.inference import Progress, engine_for
 from ananet.inference.calls import MATCHES_AT_ONCE, DeviceCalls
+from ananet.inference.engines import Progress, engine_for, real_matches
 from ananet.networks import Network, load_network
 from ananet.networks.input import network_input, within_view
 from ananet.pruners.base import MAX_LOGIT, STREAMED_MATCHES, USUAL_MATCHES, Pruned, Pruner, as_result, check_pairs
@@ -65,15 +65,12 @@ class LearnedPruner(Pruner):
     def to(self, device: str | torch.device) -> Self:
         self.device = choose_device(device)
         self.network = self.network.to(self.device)
-        self._prepare()
-        return self
-
-    def _prepare(self) -> None:
         self.engine = engine_for(self.network, self.device)
         self.calls: DeviceCalls | None = None
         """Whole calls on a GPU, if the network has kernels for them."""
         if not plain_calls():
             self.calls = self.engine.device_calls(self.decision, self._wrong, self.conflict_odds)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         # CUDA graphs, locks and page-locked memory stay where they are.
@@ -81,7 +78,7 @@ class LearnedPruner(Pruner):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._prepare()
+        self.to(self.device)
 
     @property
     def _wrong(self) -> float:
@@ -149,18 +146,17 @@ class LearnedPruner(Pruner):
         results = {number: as_result(pair, pair.points0[:, 0], self) for number, pair in empty.items()}
         most = MAX_BATCHED_ON_CPU if self.device.type == "cpu" else MATCHES_AT_ONCE
         groups = list(groups_of_similar_size([len(pair) for pair in pairs], MATCHES_AT_ONCE, most))
+        progress = self.progress
+
+        def of_group(number: int) -> Progress | None:
+            """Counts the steps of one group among those of all."""
+            return progress and (lambda done, steps: progress(number * steps + done, len(groups) * steps))
+
         for number, group in enumerate(groups):
-            found = self._logits([pairs[i] for i in group], self._progress_of_group(number, len(groups)))
+            found = self._logits([pairs[i] for i in group], of_group(number))
             for index, logits in zip(group, found, strict=True):
                 results[index] = as_result(pairs[index], logits, self)
         return [results[index] for index in range(len(pairs))]
-
-    def _progress_of_group(self, number: int, count: int) -> Progress | None:
-        """What counts steps of one group among those of all."""
-        progress = self.progress
-        if progress is None:
-            return None
-        return lambda done, steps: progress(number * steps + done, count * steps)
 
     def _logits(self, pairs: Sequence[Correspondences], progress: Progress | None) -> list[Tensor]:
         """The logits of several pairs in one pass, padded to the longest.
@@ -178,13 +174,10 @@ class LearnedPruner(Pruner):
 
     def _scored(self, inputs: list[Tensor], progress: Progress | None) -> list[Tensor]:
         """[N] logits of each [N x channels] input."""
-        if len(inputs) == 1:
-            alone = inputs[0][None]
-            return list(penalize_conflicts(self.engine(alone, None, progress), alone, self.conflict_odds))
-        lengths = torch.tensor([len(x) for x in inputs], device=self.device)
         padded = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
-        mask = torch.arange(padded.shape[1], device=self.device) < lengths[:, None]
-        logits = penalize_conflicts(self.engine(padded, lengths, progress), padded, self.conflict_odds, mask)
+        lengths = torch.tensor([len(x) for x in inputs], device=self.device) if len(inputs) > 1 else None
+        logits = self.engine(padded, lengths, progress)
+        logits = penalize_conflicts(logits, padded, self.conflict_odds, real_matches(padded, lengths))
         return [row[: len(x)] for row, x in zip(logits, inputs, strict=True)]
 
 

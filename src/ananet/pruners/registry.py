@@ -48,10 +48,8 @@ class PrunerDescription(NamedTuple):
 
 def describe_pruners() -> dict[str, PrunerDescription]:
     """What each pruner does, and its options, by name."""
-    learned = {
-        name: PrunerDescription(facts["summary"], options_of(LearnedPruner.from_file))
-        for name, facts in bundled().items()
-    }
+    options = options_of(LearnedPruner.from_file)
+    learned = {name: PrunerDescription(facts["summary"], options) for name, facts in bundled().items()}
     return {Auto.name: _describe(Auto), **learned, **{name: _describe(CLASSICAL[name]) for name in CLASSICAL.names}}
 
 
@@ -76,11 +74,10 @@ def load_pruner(pruner: str | Path | None = None, *, device: str | torch.device 
     name = PRUNER if pruner is None else str(pruner)
     chosen = choose_device(device)
     parts = look_up(name)
+    if options and len(parts) > 1:
+        names = ", ".join(options)
+        raise InputError(f"{names}: which of {name!r}? Give options with the names, as in 'a+b@option=1'")
     if options:
-        if len(parts) > 1:
-            raise InputError(
-                f"{', '.join(options)}: which of {name!r}? Give options with the names, as in 'a+b@option=1'"
-            )
         parts = [parts[0].with_options({}, options)]
     loaded = [part.load(chosen) for part in parts]
     return loaded[0] if len(loaded) == 1 else Chain(loaded)

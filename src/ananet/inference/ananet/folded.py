@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ananet.attention import second_order_attention
-from ananet.inference import Progress
+from ananet.inference.engines import Engine, Progress, real_matches
 from ananet.networks.ananet import ANABlock, ANANet, GeometricFeedback, distance_channels
 from ananet.networks.base import zero_at_padding
 from ananet.networks.consensus import distance_to_consensus
@@ -57,10 +57,8 @@ class FoldedBlock:
         self.settings = block.settings
         width = block.settings.width
         linears = [linear for linear in (block.query, block.key, block.value) if linear is not None]
-        self.projections = Linear(
-            torch.cat([linear.weight for linear in linears]).detach(),
-            torch.cat([linear.bias for linear in linears]).detach(),
-        )
+        weight, bias = (torch.cat([getattr(x, name) for x in linears]).detach() for name in ("weight", "bias"))
+        self.projections = Linear(weight, bias)
         self.context = None
         if block.second_order is not None:
             encoder = block.second_order
@@ -77,7 +75,8 @@ class FoldedBlock:
         self.norm = layer_norm(block.norm)
 
     def __call__(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        projected = self.projections(features).unflatten(-1, (-1, self.settings.heads, self.heads_width))
+        heads, width = self.settings.heads, self.settings.width
+        projected = self.projections(features).unflatten(-1, (-1, heads, width // heads))
         query, key, *rest = projected.permute(2, 0, 3, 1, 4)
         value = rest[0] if rest else key
         form = None if self.context is None else self.settings.form
@@ -86,10 +85,6 @@ class FoldedBlock:
             features = features + self.context(context)
         hidden = self.merge_features(features) + F.linear(attended.transpose(1, 2).flatten(2), self.merge_attended)
         return self.norm(self.merge(hidden.relu_()))
-
-    @property
-    def heads_width(self) -> int:
-        return self.settings.width // self.settings.heads
 
 
 class FoldedFeedback:
@@ -105,7 +100,7 @@ class FoldedFeedback:
         return features + pointwise(self.encoder, distance_channels(distance))
 
 
-class FoldedANANet:
+class FoldedANANet(Engine):
     """The same logits as the network it was folded from, in fewer and larger steps. Runs anywhere."""
 
     def __init__(self, network: ANANet) -> None:
@@ -116,23 +111,12 @@ class FoldedANANet:
         self.feedback = None if network.feedback is None else FoldedFeedback(network.feedback)
         self.head = Linear(network.head.weight.detach(), network.head.bias.detach())
 
-    def device_calls(self, decision: float, unseen: float, conflict_odds: float) -> None:
-        return None
-
     @torch.inference_mode()
     def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor:
-        """Logits of being an inlier, [B x N]; 0 at padding.
-
-        Args:
-            matches: [B x N x (4 + side channels)].
-            lengths: [B] how many matches of each pair are real, the first ones; None if all are.
-            progress: called with the number of blocks done, and of all blocks.
-        """
-        mask = None if lengths is None else torch.arange(matches.shape[1], device=matches.device) < lengths[:, None]
-        return self.score(matches, mask, progress)
+        return self.score(matches, real_matches(matches, lengths), progress)
 
     def score(self, matches: Tensor, mask: Tensor | None, progress: Progress | None = None) -> Tensor:
-        """The same for any mask [B x N], True where a match is real."""
+        """[B x N] logits for any mask [B x N], True where a match is real."""
         features = pointwise(self.encoder, matches[..., :4])
         if self.side_encoder is not None:
             features = features + pointwise(self.side_encoder, matches[..., 4:])

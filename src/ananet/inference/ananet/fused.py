@@ -18,8 +18,8 @@ from torch import Tensor
 from ananet._util.defaults import INLIER_DISTANCE
 from ananet.attention.cubic import column_energy
 from ananet.attention.second_order import MOMENTS
-from ananet.inference import Progress
 from ananet.inference.ananet.folded import FoldedANANet, FoldedBlock, Linear
+from ananet.inference.engines import Engine, Progress
 from ananet.networks.ananet import ANANetSettings
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Graph(NamedTuple):
     logits: Tensor
 
 
-class FusedANANet:
+class FusedANANet(Engine):
     """ANA-Net in three Triton kernels per block: attention along rows, down columns, and all that is pointwise."""
 
     def __init__(self, folded: FoldedANANet, dtype: torch.dtype = torch.float16) -> None:
@@ -95,13 +95,6 @@ class FusedANANet:
 
     @torch.inference_mode()
     def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor:
-        """Logits of being an inlier, [B x N]; 0 at padding.
-
-        Args:
-            matches: [B x N x (4 + side channels)].
-            lengths: [B] how many matches of each pair are real, the first ones; None if all are.
-            progress: not called, since a GPU is quick.
-        """
         batch, length, channels = matches.shape
         if batch * length == 0:
             return matches.new_zeros(batch, length, dtype=torch.float32)
