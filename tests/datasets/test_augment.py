@@ -96,18 +96,18 @@ def test_sizes_are_normalised_as_points_are(problems, uncalibrated):
     torch.testing.assert_close(batch.sizes[:, :MATCHES], expected)
 
 
-@pytest.mark.parametrize("name", ["swap", "mirror", "roll", "change_focal"])
+@pytest.mark.parametrize("name", ["swap", "mirror", "roll", "focal_change"])
 def test_sizes_and_angles_follow_the_images(batch, name):
     assert_tips_fit(batch)
     changed = getattr(augment, name)(draw(1), batch, 1.0)
     assert not torch.equal(changed.matches, batch.matches)
     assert_tips_fit(changed)
-    if name != "change_focal":
+    if name != "focal_change":
         assert_distance_fits(changed)
     assert torch.equal(changed.inlier, batch.inlier)
 
 
-@pytest.mark.parametrize("name", ["swap", "mirror", "roll", "change_focal"])
+@pytest.mark.parametrize("name", ["swap", "mirror", "roll", "focal_change"])
 def test_what_is_not_known_stays_unknown(batch, name):
     unknown = replace(
         batch, sizes=torch.full_like(batch.sizes, math.nan), angles=torch.full_like(batch.sizes, math.nan)
@@ -116,7 +116,7 @@ def test_what_is_not_known_stays_unknown(batch, name):
     assert changed.sizes.isnan().all() and changed.angles.isnan().all() and changed.matches.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["swap", "mirror", "roll", "change_focal", "second_motion"])
+@pytest.mark.parametrize("name", ["swap", "mirror", "roll", "focal_change", "second_motion"])
 def test_a_probability_of_nothing_changes_nothing(batch, name):
     changed = getattr(augment, name)(draw(1), batch, 0.0)
     for field in fields(Batch):
@@ -266,7 +266,7 @@ def test_the_true_geometry_is_that_of_the_matches_as_they_are_normalised(uncalib
     batch = augment.as_batch(draw(), problems, 1e-4, uncalibrated)
     for change in (
         lambda batch: batch,
-        lambda batch: augment.change_focal(draw(1), batch, 0.5),
+        lambda batch: augment.focal_change(draw(1), batch, 0.5),
         lambda batch: augment.roll(draw(2), batch, 1.0),
         lambda batch: augment.mirror(draw(3), batch, 1.0),
         lambda batch: augment.swap(draw(4), batch, 1.0),

@@ -62,10 +62,8 @@ class Problems:
     mask: Tensor
     """[B x N] which matches exist."""
     K0: Tensor
-    """[B x 3 x 3]"""
     K1: Tensor
     image_size0: Tensor
-    """[B x 2]"""
     image_size1: Tensor
     R: Tensor
     t: Tensor
@@ -188,7 +186,7 @@ def _rays_of_scaled(K: Tensor, image_size: Tensor) -> Tensor:
     return torch.stack([right - origin, down - origin, origin], dim=-1)
 
 
-def change_focal(draw: Draw, batch: Batch, largest: float) -> Batch:
+def focal_change(draw: Draw, batch: Batch, largest: float) -> Batch:
     """Scale the coordinates of both images, as a wrong focal length would."""
     factor = (largest * (2 * draw.uniform() - 1)).exp()[:, None, None]
     back = torch.cat([1 / factor, 1 / factor, torch.ones_like(factor)], dim=-1)

@@ -262,11 +262,7 @@ def check_starts(name: str, start: Tensor, entries: int, where: str) -> None:
 
 
 def check_counts(counts: Mapping[str, int], where: str, packed: int = 1) -> None:
-    """Raise unless the lengths of a table's columns fit each other.
-
-    Args:
-        packed: mutual flags per stored entry; their count is rounded up to a multiple.
-    """
+    """Raise unless the lengths of a table's columns fit each other; `packed` mutual flags are stored as one."""
     images, pairs = counts["image_start"] - 1, counts["pair_start"] - 1
     expected = {
         "sizes": counts["points"], "angles": counts["points"], "image_camera": images, "image_size": images,
@@ -298,11 +294,7 @@ def join(tables: Sequence[PairTable]) -> PairTable:
 def table_from_arrays(
     images: Sequence[dict[str, np.ndarray | None]], pairs: Sequence[dict[str, np.ndarray]]
 ) -> PairTable:
-    """Concatenate images and pairs into a table.
-
-    Images have `points`, `sizes`, `angles`, `K` and `image_size`; pairs have `images`, `R`, `t`, `index`, `ratio` and
-    `mutual`.
-    """
+    """Concatenate images (`points sizes angles K image_size`) and pairs (`images R t index ratio mutual`)."""
 
     def starts(lengths: Iterable[int]) -> Tensor:
         return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64))

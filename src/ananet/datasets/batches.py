@@ -150,14 +150,9 @@ class PairBatches(Dataset[Batch]):
         if settings.far_points:
             problems = augment.far_points(draw, problems, settings.far_points)
         batch = augment.as_batch(draw, problems, self.inlier_distance, settings.uncalibrated)
-        for amount, change in (
-            (settings.focal_change, augment.change_focal),
-            (settings.roll, augment.roll),
-            (settings.mirror, augment.mirror),
-            (settings.swap, augment.swap),
-            (settings.second_motion, augment.second_motion),
-        ):
-            batch = change(draw, batch, amount) if amount else batch
+        for name in ("focal_change", "roll", "mirror", "swap", "second_motion"):
+            if amount := getattr(settings, name):
+                batch = getattr(augment, name)(draw, batch, amount)
         return batch
 
     def _gather(self, pair: Tensor) -> Problems:

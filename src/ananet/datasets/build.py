@@ -264,10 +264,7 @@ def examine(
     share: float = 1.0,
     neighbours: int = 1,
 ) -> CandidatePair | None:
-    """Match two images and count matches that agree with the true pose; None without a baseline or keypoints.
-
-    Only this `share` of the keypoints is used, the strongest ones.
-    """
+    """Match the strongest keypoints, this share, and count matches that fit the pose; None without a baseline."""
     if not pair.has_baseline or len(first.features) == 0 or len(second.features) < 2:
         return None
     first, second = first.strongest(share), second.strongest(share)
@@ -321,11 +318,7 @@ def _near_first(images: list[PosedImage], most: int) -> list[tuple[int, int]]:
 
 
 def _table(images: list[PhotoFeatures], pairs: list[CandidatePair], neighbours: int) -> PairTable:
-    """Make the table of a scene.
-
-    Match k of a table belongs to keypoint k of its first image, so keypoints with several matches are repeated, in the
-    order of `nearest_neighbours`.
-    """
+    """Make the table of a scene; match k is of keypoint k, so those with several matches are repeated in order."""
 
     def repeated(values: np.ndarray | None) -> np.ndarray | None:
         return None if values is None else np.concatenate([values] * neighbours)

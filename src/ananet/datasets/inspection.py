@@ -6,10 +6,10 @@ poses are wrong.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import cv2
 import numpy as np
 
 from ananet._util.defaults import DISTINCTIVE_RATIO
@@ -20,7 +20,7 @@ from ananet.datasets.base import LabelledPair
 from ananet.datasets.formats.shards import PairShards
 from ananet.errors import InputError
 from ananet.io.images import read_image
-from ananet.twoview.drawing import GAP, WHITE, draw_right_wrong, stack
+from ananet.twoview.drawing import GAP, draw_right_wrong, stack
 
 # A pair is doubtful if it has enough distinctive matches and most of them are labelled outliers.
 ENOUGH_DISTINCTIVE = 20
@@ -64,12 +64,11 @@ def facts_of(pair: LabelledPair, scene: int) -> PairFacts:
     cosine = (turned * seen).sum(1) / (turned.norm(dim=1) * seen.norm(dim=1))
     focal = mean_focal(matches.K0, matches.K1)
     residual = geometry.sampson_distance(rays0, rays1, geometry.essential_from_pose(pair.R, pair.t)) * focal
-    identity = np.eye(3)
     return PairFacts(
         scene=scene,
         matches=len(matches),
         inlier_ratio=float(pair.inlier.float().mean()) if len(matches) else 0.0,
-        rotation=float(geometry.rotation_error(pair.R, pair.R.new_tensor(identity))),
+        rotation=float(geometry.rotation_error(pair.R, pair.R.new_tensor(np.eye(3)))),
         parallax=float(np.degrees(np.arccos(np.clip(np.median(cosine), -1, 1)))) if len(rays) else 0.0,
         distinctive=int(distinctive.sum()),
         distinctive_inliers=float(good.sum() / max(int(distinctive.sum()), 1)),
@@ -88,20 +87,11 @@ def facts_by_scene(pairs: PairShards, facts: list[PairFacts]) -> list[dict[str, 
             values = [value for fact in over if np.isfinite(value := getattr(fact, name))]
             return round(float(np.mean(values)), 4) if values else None
 
-        rows.append(
-            {
-                "scene": scene["name"],
-                "photos": len(set(scene["images"])),
-                "pairs": len(own),
-                "matches": round(mean("matches", own) or 0),
-                "inlier_ratio": mean("inlier_ratio", own),
-                "rotation": mean("rotation", own),
-                "parallax": mean("parallax", own),
-                "distinctive_inliers": mean("distinctive_inliers", judged),
-                "residual": mean("residual", own),
-                "doubtful_pairs": sum(fact.doubtful for fact in own),
-            }
-        )
+        row: dict[str, Any] = {"scene": scene["name"], "photos": len(set(scene["images"])), "pairs": len(own)}
+        row["matches"] = round(mean("matches", own) or 0)
+        row |= {name: mean(name, own) for name in ("inlier_ratio", "rotation", "parallax")}
+        row |= {"distinctive_inliers": mean("distinctive_inliers", judged), "residual": mean("residual", own)}
+        rows.append(row | {"doubtful_pairs": sum(fact.doubtful for fact in own)})
     return rows
 
 
@@ -121,12 +111,9 @@ def draw_pair_set(pairs: PairShards, facts: list[PairFacts], seed: int = 0) -> n
 def _histograms(facts: list[PairFacts]) -> np.ndarray:
     plt = import_matplotlib()
     figure, axes = plt.subplots(1, 3, figsize=(18, 4), dpi=100, layout="constrained")
-    for axis, name, title in zip(
-        axes,
-        ("inlier_ratio", "rotation", "parallax"),
-        ("inlier ratio", "rotation between cameras, degrees", "parallax of inliers, degrees"),
-        strict=True,
-    ):
+    titles = {"inlier_ratio": "inlier ratio", "rotation": "rotation between cameras, degrees"}
+    titles["parallax"] = "parallax of inliers, degrees"
+    for axis, (name, title) in zip(axes, titles.items(), strict=True):
         axis.hist([getattr(fact, name) for fact in facts], bins=40, color="tab:blue")
         axis.set_xlabel(title)
         axis.set_ylabel("pairs")
@@ -135,17 +122,14 @@ def _histograms(facts: list[PairFacts]) -> np.ndarray:
 
 def _contact_sheet(shown: list[LabelledPair], width: int, rng: np.random.Generator) -> np.ndarray:
     cell_width = width // COLUMNS
-    cells = []
-    for pair in shown:
-        picture = _draw_labels(pair, cell_width - 2 * GAP, rng)
-        cells.append(cv2.copyMakeBorder(picture, 0, 0, GAP, GAP, cv2.BORDER_CONSTANT, value=WHITE))
+    pictures = [_draw_labels(pair, cell_width - 2 * GAP, rng) for pair in shown]
     rows = []
-    for start in range(0, len(cells), COLUMNS):
-        row = cells[start : start + COLUMNS]
-        height = max(cell.shape[0] for cell in row)
-        sheet = np.full((height, width, 3), 255, np.uint8)
-        for number, cell in enumerate(row):
-            sheet[: cell.shape[0], number * cell_width : number * cell_width + cell.shape[1]] = cell
+    for start in range(0, len(pictures), COLUMNS):
+        row = pictures[start : start + COLUMNS]
+        sheet = np.full((max(picture.shape[0] for picture in row), width, 3), 255, np.uint8)
+        for number, picture in enumerate(row):
+            left = number * cell_width + GAP
+            sheet[: picture.shape[0], left : left + picture.shape[1]] = picture
         rows.append(sheet)
     return stack(*rows)
 
@@ -168,11 +152,9 @@ def _photo(pair: LabelledPair, number: int) -> np.ndarray:
     """Read the photo; a grey picture of its size if it is missing."""
     size = (pair.matches.image_size0, pair.matches.image_size1)[number]
     assert size is not None
-    try:
-        if pair.paths is not None:
+    if pair.paths is not None:
+        with suppress(InputError):
             return read_image(pair.paths[number])
-    except InputError:
-        pass
     return np.full((int(size[1]), int(size[0]), 3), 160, np.uint8)
 
 

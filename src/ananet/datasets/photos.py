@@ -74,15 +74,13 @@ def photo_features(
         features = detector.detect(pixels, image.path)
     else:
         resized, to_resized = resize(pixels, scale)
-        features = detector.detect(resized, image.path, (pixels.shape[1], pixels.shape[0]))
+        turned_size = (pixels.shape[1], pixels.shape[0])
+        features = detector.detect(resized, image.path, turned_size)
         if original_pixels:
             factor = to_resized[[0, 1], [0, 1]]
-            features = replace(
-                features,
-                points=((features.points - to_resized[:2, 2]) / factor).astype(np.float32),
-                sizes=None if features.sizes is None else (features.sizes / factor.mean()).astype(np.float32),
-                image_size=(pixels.shape[1], pixels.shape[0]),
-            )
+            points = ((features.points - to_resized[:2, 2]) / factor).astype(np.float32)
+            sizes = None if features.sizes is None else (features.sizes / factor.mean()).astype(np.float32)
+            features = replace(features, points=points, sizes=sizes, image_size=turned_size)
         else:
             K = to_resized @ K
     points = undistort_points(features.points, K, image.distortion).astype(np.float32)

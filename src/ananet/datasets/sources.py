@@ -157,6 +157,30 @@ class PosedPhotos(Source):
         """The scenes, in order."""
 
 
+class SceneFolders(PosedPhotos):
+    """A scene in a folder, or a folder of such scenes."""
+
+    marker: ClassVar[str]
+    """Name in the folder of a scene by which it is recognised."""
+
+    @classmethod
+    def recognises(cls, path: Path) -> bool:
+        return path.is_dir() and bool(cls.find(path))
+
+    @classmethod
+    def find(cls, path: Path) -> list[Path]:
+        """Return the folder itself if it is a scene, and the scenes in it, by name."""
+        return [folder for folder in (path, *sorted(path.iterdir())) if (folder / cls.marker).exists()]
+
+    @staticmethod
+    @abstractmethod
+    def read(folder: Path) -> PosedScene:
+        """Read the scene of a folder."""
+
+    def scenes(self) -> list[PosedScene]:
+        return [self.read(folder) for folder in self.find(self.path)]
+
+
 # In the order in which they are tried; shards first, which need neither OpenCV nor h5py.
 SOURCES: Registry[Source] = Registry(
     "source",
@@ -197,17 +221,14 @@ def open_source(path: str | Path, *, image_folder: str | Path | None = None) -> 
 
 def open_stored_pairs(path: str | Path) -> StoredPairs:
     """Open pairs with matches, labels and poses, for training and validation; join several paths with commas."""
-    parts = [path] if Path(path).exists() else str(path).split(",")
-    sources = [_open_stored_pairs(part) for part in parts]
+    sources: list[StoredPairs] = []
+    for part in [path] if Path(path).exists() else str(path).split(","):
+        source = open_source(part)
+        if not isinstance(source, StoredPairs) or not source.has_poses:
+            kinds = "training pairs, from 'ananet data build', or an OANet dump"
+            raise InputError(f"pairs: expected {kinds}, got {part} ({source.name})")
+        sources.append(source)
     return sources[0] if len(sources) == 1 else JoinedPairs(sources)
-
-
-def _open_stored_pairs(path: str | Path) -> StoredPairs:
-    source = open_source(path)
-    if not isinstance(source, StoredPairs) or not source.has_poses:
-        kinds = "training pairs, from 'ananet data build', or an OANet dump"
-        raise InputError(f"pairs: expected {kinds}, got {path} ({source.name})")
-    return source
 
 
 def open_posed_photos(path: str | Path) -> PosedPhotos:
@@ -220,6 +241,5 @@ def open_posed_photos(path: str | Path) -> PosedPhotos:
 
 def scene_numbers(names: Sequence[str]) -> tuple[list[str], list[int]]:
     """Return the different names in order of appearance, and the number of each name."""
-    different = list(dict.fromkeys(names))
-    number = {name: n for n, name in enumerate(different)}
-    return different, [number[name] for name in names]
+    number = {name: n for n, name in enumerate(dict.fromkeys(names))}
+    return list(number), [number[name] for name in names]

@@ -23,7 +23,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ananet._util.checks import Settings
+from ananet._util.checks import Settings, check_share
 from ananet._util.defaults import INLIER_DISTANCE
 from ananet.core import geometry
 from ananet.datasets.augment import Draw
@@ -78,8 +78,7 @@ class SyntheticSettings(Settings):
         if self.inlier_ratio[1] > 1:
             raise InputError(f"inlier_ratio: expected at most 1, got {self.inlier_ratio}")
         for name in ("still", "unequal_cameras", "large_roll", "near_planar", "moving", "duplicates"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name}: expected a probability, got {getattr(self, name)!r}")
+            check_share(name, getattr(self, name))
         for name, least in (("matches", 1), ("bodies", 1), ("regions", self.bodies + 1)):
             if getattr(self, name) < least:
                 raise InputError(f"{name}: expected at least {least}, got {getattr(self, name)!r}")
@@ -141,8 +140,7 @@ def synthesize(
 
     # A keypoint with two orientations comes twice, at one place in both images.
     twice = draw.chance(settings.duplicates, count)
-    place = torch.arange(count, device=generator.device) - twice.long()
-    place = place.clamp_min(0)
+    place = (torch.arange(count, device=generator.device) - twice.long()).clamp_min(0)
     rays0, true1 = (points.gather(1, place[..., None].expand_as(points)) for points in (rays0, true1))
     region, body, visible = (values.gather(1, place) for values in (region, body, visible))
 
@@ -217,18 +215,14 @@ def _cameras(draw: Draw, settings: SyntheticSettings) -> tuple[_Camera, _Camera]
     side = draw.log_uniform(*settings.longest_side, 2)
     shape = draw.uniform(2, low=0.55, high=0.8)  # 16:9 to 5:4
     portrait = draw.chance(0.25, 2)
-    longest, shortest = torch.ones_like(shape), shape
-    half = torch.stack([torch.where(portrait, shortest, longest), torch.where(portrait, longest, shortest)], dim=-1)
+    half = torch.stack([torch.where(portrait, shape, 1.0), torch.where(portrait, 1.0, shape)], dim=-1)
     half = half / (2 * focal[..., None])
     centre_offset = 0.01 * half * draw.normal(2, 2)
-    same = ~draw.chance(settings.unequal_cameras)
-    second = 1 - same.long()
+    second = draw.chance(settings.unequal_cameras).long()
     rows = torch.arange(draw.batch_size, device=focal.device)
-    cameras = [
-        _Camera(half[rows, which], centre_offset[rows, which], (focal * side)[rows, which])
-        for which in (torch.zeros_like(second), second)
-    ]
-    return cameras[0], cameras[1]
+    places = (rows, torch.zeros_like(second)), (rows, second)
+    first, other = (_Camera(half[place], centre_offset[place], (focal * side)[place]) for place in places)
+    return first, other
 
 
 def _rotation(axis_angle: Tensor) -> Tensor:
@@ -302,12 +296,10 @@ def _scene(draw: Draw, settings: SyntheticSettings, camera: _Camera) -> _Scene:
     slope = inverse[..., None] * 0.7 * draw.normal(regions, 2)
     own = plane_through(inverse, slope)
     other_face = plane_through(inverse, inverse[..., None] * 1.2 * draw.normal(regions, 2))
-    main = torch.cat([0.4 * draw.normal(1, 2), torch.ones(draw.batch_size, 1, 1, device=seeds.device)], dim=-1)
-    main = main.expand_as(own)
+    main = geometry.homogeneous(0.4 * draw.normal(1, 2)).expand_as(own)
     # The ground's inverse depth grows downwards from the horizon; further up it meets the main plane.
     steepness, horizon = draw.log_uniform(0.7, 3.0, 1), draw.uniform(1, low=-0.5, high=0.1)
     ground = torch.stack([0.1 * draw.normal(1), steepness, -steepness * horizon * camera.half[:, 1:]], dim=-1)
-    ground = ground.expand_as(own)
     far = plane_through(draw.log_uniform(1 / MAX_DEPTH, 0.1, regions), torch.zeros_like(slope))
 
     # Gumbel's trick: the largest of log share + noise is a draw with those shares. The first noise is per scene.
@@ -315,7 +307,7 @@ def _scene(draw: Draw, settings: SyntheticSettings, camera: _Camera) -> _Scene:
     noise = -draw.exponential(1, 6).clamp_min(1e-9).log() - draw.exponential(regions, 6).clamp_min(1e-9).log()
     kind = (shares.log() + noise).argmax(-1)
     kind[:, 0] = 0  # a scene of sky alone would be a pure rotation
-    faces = torch.stack([main, ground, own, own, own, far], dim=2)
+    faces = torch.stack([main, ground.expand_as(own), own, own, own, far], dim=2)
     first = faces.gather(2, kind[..., None, None].expand(-1, -1, 1, 3)).squeeze(2)
     second = torch.where((kind == 3)[..., None], other_face, torch.where((kind == 1)[..., None], main, first))
     convex = draw.chance(0.7, regions) & (kind != 1)
@@ -330,11 +322,7 @@ def _scene(draw: Draw, settings: SyntheticSettings, camera: _Camera) -> _Scene:
 def _body_motions(
     draw: Draw, settings: SyntheticSettings, seeds: Tensor, R: Tensor, t: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add moving bodies to a camera motion.
-
-    Returns rotations [B x 1 + bodies x 3 x 3] and translations from the first image to the second, the static
-    scene's first, and the body of each region [B x S].
-    """
+    """Return rotations and translations [B x 1 + bodies x ...], the static scene's first, and bodies [B x S]."""
     bodies = settings.bodies
     moving = draw.chance(settings.moving, 1)
     present = moving & (torch.arange(bodies, device=seeds.device) <= draw.integers(bodies, 1))
@@ -382,17 +370,12 @@ def _transfer(
     pose = torch.cat([R.flatten(2), t], dim=-1).gather(1, body[..., None].expand(-1, -1, 12))
     R, t = pose[..., :9].unflatten(-1, (3, 3)), pose[..., 9:]
     x, y, z = ((R[..., :2] * rays[..., None, :]).sum(-1) + R[..., 2] + inverse_depth[..., None] * t).unbind(-1)
-    in_front = z > 0.05
     points = torch.stack([x, y], dim=-1) / z.clamp_min(0.05)[..., None]
-    return points, in_front & camera.sees(points)
+    return points, (z > 0.05) & camera.sees(points)
 
 
 def _localisation_error(draw: Draw, settings: SyntheticSettings, count: int) -> Tensor:
-    """[B x N x 2] in pixels.
-
-    Each problem has its own scale, and each match varies around it: measured, the 90th percentile of the distance to
-    the epipolar line is 5 times the median, where a normal law has 2.4.
-    """
+    """[B x N x 2] in pixels. Measured: the 90th percentile of distances is 5 times the median, not 2.4."""
     scale = draw.log_uniform(*settings.noise, 1) * (0.8 * draw.normal(count)).exp()
     return scale[..., None] * draw.normal(count, 2)
 

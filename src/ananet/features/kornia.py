@@ -94,10 +94,7 @@ class DISK(LearnedDetector):
 
 
 class XFeat(LearnedDetector):
-    """XFeat (Potje et al. 2024): fast on a CPU; whole pixels, descriptors of 64 numbers.
-
-    `threshold` is the lowest value of the keypoint map, from 0 to 1.
-    """
+    """XFeat (Potje et al. 2024): fast on a CPU; whole pixels, descriptors of 64 numbers, `threshold` in [0, 1]."""
 
     name = "xfeat"
     licence = "Apache-2.0"
@@ -193,10 +190,6 @@ def network_of(weights: dict[str, Tensor], settings: dict[str, Any], name: str, 
     """Return kornia's LightGlue with these weights, and with their number of layers.
 
     Files with only the first layers may lack the weights for early stopping and point pruning; then both are off.
-
-    Args:
-        settings: kornia's.
-        name, source: expected weights, and where these come from, for the error message.
     """
     layers = len({number[1] for key in weights if (number := re.match(r"transformers\.(\d+)\.", key))})
     early = tuple(f"log_assignment.{number}." for number in range(layers - 1))

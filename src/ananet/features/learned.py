@@ -9,7 +9,7 @@ import pickle
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -61,10 +61,7 @@ class LearnedDetector(ImageDetector):
         not_needed: tuple[str, ...] = (),
         channels_last: bool = True,
     ) -> nn.Module:
-        """Return the network with weights, ready to run; `channels_last` matters for the speed on a CPU.
-
-        For the other arguments see `take_weights` and `fill`.
-        """
+        """Return the network with weights, ready to run; see `take_weights` and `fill`."""
         weights, source = take_weights(weights_name, given, download, "--detector-weights")
         fill(network, weights, weights_name, source, not_needed)
         layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -89,10 +86,10 @@ class LearnedDetector(ImageDetector):
 
     def _as_tensor(self, image: np.ndarray) -> Tensor:
         """[1 x channels x H x W] from 0 to 1, padded at the right and the bottom."""
-        if self.channels == 1:
-            image = image if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
-        else:
+        if self.channels == 3:
             image = cv2.cvtColor(image, cv2.COLOR_GRAY2RGB if image.ndim == 2 else cv2.COLOR_BGR2RGB)
+        elif image.ndim == 3:
+            image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
         height, width = image.shape[:2]
         # Replicated pixels, since other padding would make edges.
         image = cv2.copyMakeBorder(image, 0, -height % CELL, 0, -width % CELL, cv2.BORDER_REPLICATE)
@@ -125,25 +122,28 @@ def find_weights(name: str, given: Path | None = None) -> Path | None:
 def take_weights(
     name: str, given: Path | None, download: Callable[[], dict[str, Any]], option: str
 ) -> tuple[dict[str, Any], str]:
-    """Return weights from the given file, the folder of weights or a download, and where they come from.
+    """Return weights and where they come from: the given file, the folder of weights, or a download.
 
-    Args:
-        name: of the file, without suffix.
-        given: a file of weights; None to look for them by name, or download them.
-        download: returns the published weights.
-        option: of commands that takes a file, for the error message.
+    `name` is that of the file without suffix, `option` that of the command line which takes a file.
     """
     path = find_weights(name, given)
-    return (_downloaded(name, download, option), name) if path is None else (read_weights(path), str(path))
+    if path is not None:
+        return read_weights(path), str(path)
+    try:
+        with warnings.catch_warnings():
+            # kornia warns about every attempt.
+            warnings.simplefilter("ignore")
+            return download(), name
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"weights: {name} was not found and could not be downloaded. Put {name}.safetensors or {name}.pth "
+            f"into a folder, and its path into the environment variable {WEIGHTS_VARIABLE}; or give the file, as in "
+            f"{option} {name}.pth ({_first_line(error)})"
+        ) from None
 
 
 def fill(network: nn.Module, weights: dict[str, Any], name: str, source: str, not_needed: tuple[str, ...] = ()) -> None:
-    """Load weights into a network; raise if they belong to another one.
-
-    Args:
-        name, source: expected weights, and where these come from, for the error message.
-        not_needed: prefixes of weights that may be missing.
-    """
+    """Load weights of `name` into a network; raise if those of `source` lack more than `not_needed` (prefixes)."""
     try:
         found = network.load_state_dict(weights, strict=False)
     except RuntimeError as error:
@@ -169,20 +169,6 @@ def read_weights(path: Path) -> dict[str, Any]:
         raise InputError(f"weights: expected tensors by name in {path}, got {type(weights).__name__}")
     # Files of DISK's authors nest them.
     return weights.get("extractor", weights)
-
-
-def _downloaded(name: str, download: Callable[[], dict[str, Any]], option: str) -> dict[str, Any]:
-    try:
-        with warnings.catch_warnings():
-            # kornia warns about every attempt.
-            warnings.simplefilter("ignore")
-            return download()
-    except (OSError, RuntimeError) as error:
-        raise InputError(
-            f"weights: {name} was not found and could not be downloaded. Put {name}.safetensors or {name}.pth "
-            f"into a folder, and its path into the environment variable {WEIGHTS_VARIABLE}; or give the file, as in "
-            f"{option} {name}.pth ({_first_line(error)})"
-        ) from None
 
 
 def _first_line(error: Exception) -> str:
@@ -235,9 +221,7 @@ class SuperPointNetwork(nn.Module):
 class SuperPoint(LearnedDetector):
     """SuperPoint (DeTone et al. 2018): whole pixels, descriptors of 256 numbers.
 
-    Args:
-        threshold: lowest probability of keypoints.
-        radius: of non-maximum suppression, in pixels.
+    `threshold` is the lowest probability of keypoints, `radius` that of non-maximum suppression in pixels.
     """
 
     name = "superpoint"
@@ -257,7 +241,8 @@ class SuperPoint(LearnedDetector):
         check_share("threshold", threshold)
         self.threshold, self.radius = threshold, check_whole_number("radius", radius, 0)
         tell_once(SUPERPOINT_NOTICE)
-        self.network = self.use(SuperPointNetwork(), "superpoint_v1", weights, _download)
+        download = partial(torch.hub.load_state_dict_from_url, SUPERPOINT_URL, map_location="cpu", weights_only=True)
+        self.network = self.use(SuperPointNetwork(), "superpoint_v1", weights, download)
 
     def find(self, image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         probability, descriptors = self.network(image)
@@ -270,10 +255,7 @@ class SuperPoint(LearnedDetector):
 
 
 def strongest_around(values: Tensor, radius: int) -> Tensor:
-    """[B x H x W] values that are the largest within a radius, 0 elsewhere.
-
-    Suppressed values are removed before the next round, so that a ridge keeps more than its peak.
-    """
+    """[B x H x W] values that are the largest within a radius, 0 elsewhere; ridges keep more than their peak."""
 
     def largest(image: Tensor) -> Tensor:
         return F.max_pool2d(image, 2 * radius + 1, stride=1, padding=radius)
@@ -294,7 +276,3 @@ def sample(descriptors: Tensor, points: Tensor) -> Tensor:
     grid = (points - (SUPERPOINT_CELL / 2 - 0.5)) / extent * 2 - 1
     sampled = F.grid_sample(descriptors, grid[None, None], align_corners=True)[0, :, 0].T
     return F.normalize(sampled, dim=1)
-
-
-def _download() -> dict[str, Any]:
-    return torch.hub.load_state_dict_from_url(SUPERPOINT_URL, map_location="cpu", weights_only=True)

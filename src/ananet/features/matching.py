@@ -94,12 +94,7 @@ def match(
 
 
 def join(features0: Features, features1: Features, indices: np.ndarray, **known: Any) -> Correspondences:
-    """Return the correspondences that join keypoints of two images.
-
-    Args:
-        indices: [S x 2] keypoints of the first and the second image.
-        known: other arguments of `Correspondences`, such as `K0` and `ratio`.
-    """
+    """Join keypoints [S x 2] of two images; `known` are other arguments of `Correspondences`, such as `K0`."""
     first, second = np.asarray(indices, np.int64).T
     for name, argument in (("sizes", "keypoint_sizes"), ("angles", "angles")):
         values0, values1 = getattr(features0, name), getattr(features1, name)

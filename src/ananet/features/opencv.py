@@ -58,10 +58,7 @@ class OpenCVDetector(ImageDetector):
 
 
 class SIFT(OpenCVDetector):
-    """OpenCV's SIFT, as in the paper, with unit-length descriptors.
-
-    A lower `contrast_threshold` finds keypoints in flatter parts of the image.
-    """
+    """OpenCV's SIFT with unit-length descriptors; a low `contrast_threshold` finds keypoints in flat parts."""
 
     name = "sift"
 

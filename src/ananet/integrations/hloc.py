@@ -272,11 +272,7 @@ def register() -> None:
 
 
 def match_pair(data: Mapping[str, Any], pruner: Pruner) -> dict[str, Tensor]:
-    """Return `matches0` and `matching_scores0`, [1 x N0], as hloc's matchers do.
-
-    Args:
-        data: `keypoints0` [1 x N0 x 2], `descriptors0` [1 x D x N0], `image0` [1 x C x H x W], and the same with 1.
-    """
+    """Return `matches0` and `matching_scores0`, [1 x N0], as hloc's matchers do, from hloc's data."""
     points0, points1 = data["keypoints0"][0], data["keypoints1"][0]
     partners = torch.full((len(points0),), -1, dtype=torch.long, device=points0.device)
     scores = torch.zeros(len(points0), device=points0.device)

@@ -19,19 +19,9 @@ if TYPE_CHECKING:
 
 REQUIRED = ("points0", "points1")
 OPTIONAL = (
-    "K0",
-    "K1",
-    "image_size0",
-    "image_size1",
-    "ratio",
-    "mutual",
-    "scores",
-    "keypoint_sizes0",
-    "keypoint_sizes1",
-    "angles0",
-    "angles1",
-    "indices",
-)
+    "K0", "K1", "image_size0", "image_size1", "ratio", "mutual", "scores", "keypoint_sizes0", "keypoint_sizes1",
+    "angles0", "angles1", "indices",
+)  # fmt: skip
 # Results that commands write beside the matches; ignored on reading.
 IGNORED = ("mask", "logits", "R", "t", "correlation", "motions")
 # Number of elements of arrays that do not grow with the number of matches.
@@ -41,8 +31,6 @@ MAX_MATCHES = 50_000_000
 MAX_BYTES = 4 * 2**30
 # The compressions that numpy writes.
 PLAIN_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-
-
 # Names of 0.2, which files may still have.
 RENAMED = {"size0": "image_size0", "size1": "image_size1", "sizes0": "keypoint_sizes0", "sizes1": "keypoint_sizes1"}
 
@@ -67,28 +55,23 @@ def read_arrays(
         max_bytes: refuse files that unpack to more.
     """
     required = (*REQUIRED, *more)
-    allowed = None if more else {*REQUIRED, *OPTIONAL, *IGNORED}
 
     def check(names: Sequence[str]) -> None:
-        if not set(required) <= set(names) or (allowed is not None and not set(names) <= allowed):
+        if not set(required) <= set(names) or not (more or {*REQUIRED, *OPTIONAL, *IGNORED}.issuperset(names)):
             expected = f"{', '.join(required)} and optionally {', '.join(OPTIONAL)}"
             raise InputError(f"{path}: expected arrays {expected}, got {_shortened(names)}")
 
-    return _read(path, (*required, *OPTIONAL), data, max_bytes, check)
+    return read_some(path, (*required, *OPTIONAL), data, max_bytes, check)
 
 
-def read_some(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return those of the named arrays that an .npz file has, with the same checks."""
-    return _read(path, names)
-
-
-def _read(
+def read_some(
     path: Path,
-    wanted: Sequence[str],
+    names: Sequence[str],
     data: bytes | None = None,
     max_bytes: int = MAX_BYTES,
     check: Callable[[Sequence[str]], None] | None = None,
 ) -> dict[str, np.ndarray]:
+    """Return those of the named arrays that an .npz file has; `check` is called with the names of all."""
     if data is None:
         check_file(path)
     with path.open("rb") if data is None else io.BytesIO(data) as file:
@@ -99,7 +82,7 @@ def _read(
                 entries = _entries(path, archive)
                 if check is not None:
                     check(list(entries))
-                chosen = {name: info for name, info in entries.items() if name in wanted}
+                chosen = {name: info for name, info in entries.items() if name in names}
                 _check_entries(path, chosen, max_bytes)
                 return {name: _read_array(path, name, archive, info) for name, info in chosen.items()}
         except InputError:
@@ -113,8 +96,8 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     """All entries by name of the array; names of 0.2 are replaced."""
     entries: dict[str, zipfile.ZipInfo] = {}
     for info in archive.infolist():
-        name = info.filename.removesuffix(".npy")
-        name = RENAMED.get(name, name)
+        stored = info.filename.removesuffix(".npy")
+        name = RENAMED.get(stored, stored)
         if name in entries:
             raise InputError(f"{path}: expected every array once, got {_shortened([name])} more than once")
         entries[name] = info
@@ -145,14 +128,12 @@ def _read_array(path: Path, name: str, archive: zipfile.ZipFile, info: zipfile.Z
     label = f"{path}: {name}"
     with archive.open(info) as entry:
         shape, in_columns, kind = _read_header(entry)
-        if kind.hasobject:
-            raise InputError(f"{label}: expected real numbers, got an array of Python objects")
         if kind.kind not in "biuf":
-            raise InputError(f"{label}: expected real numbers, got an array of {str(kind)[:60]}")
+            got = "Python objects" if kind.hasobject else str(kind)[:60]
+            raise InputError(f"{label}: expected real numbers, got an array of {got}")
         if any(length < 0 for length in shape):
             raise InputError(f"{label}: expected a shape, got {_shape(shape)}")
-        most = FIXED.get(name)
-        if most is not None and math.prod(shape) > most:
+        if math.prod(shape) > (most := FIXED.get(name, math.inf)):
             raise InputError(f"{label}: expected {most} numbers, got an array of shape {_shape(shape)}")
         if shape and shape[0] > MAX_MATCHES:
             raise InputError(f"{label}: expected at most {MAX_MATCHES:,} rows, got shape {_shape(shape)}")
@@ -171,13 +152,8 @@ def _read_header(entry: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Return shape, whether the order is Fortran's, and type of the array that follows."""
     from numpy.lib import format as npy
 
-    version = npy.read_magic(entry)
-    if version == (1, 0):
-        return npy.read_array_header_1_0(entry)
-    if version == (2, 0):
-        return npy.read_array_header_2_0(entry)
-    # Version 3 is for structured arrays.
-    raise ValueError(f"version {version}")
+    # Version 3 is for structured arrays: a KeyError.
+    return {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(entry)](entry)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

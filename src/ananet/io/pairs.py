@@ -16,11 +16,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 def read_pairs(path: str | Path, more_columns: bool = False) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield (where, (name0, name1)) for every line; `where` is "FILE, line NUMBER", for error messages.
-
-    Args:
-        more_columns: ignore columns after the second instead of raising.
-    """
+    """Yield ("FILE, line NUMBER", (name0, name1)) for every line; `more_columns` ignores those after the second."""
     for where, line in read_rows(path):
         try:
             yield where, pair_of_line(line, more_columns)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from ananet.datasets.formats.labelled import LabelledMatches, MULTICases, find_cases, read_case
+from ananet.datasets.formats.labelled import LabelledMatches, MULTICases, read_case
 from ananet.datasets.sources import open_source, open_stored_pairs
 from ananet.errors import InputError
 
@@ -95,7 +95,7 @@ def test_cases_come_in_order(tmp_path: Path) -> None:
         write_case(tmp_path / part / case)
     (tmp_path / "part-a" / "notes").mkdir()
     assert [pair.name for pair in MULTICases(tmp_path)] == ["case2", "case10", "case1"]
-    assert find_cases(tmp_path / "part-b") == [tmp_path / "part-b" / "case1"]
+    assert MULTICases.find(tmp_path / "part-b") == [tmp_path / "part-b" / "case1"]
 
 
 def test_cases_are_read_when_they_are_asked_for(tmp_path: Path) -> None:

@@ -16,31 +16,12 @@ import numpy as np
 
 from ananet.core.cameras import CAMERA_MODELS, MODEL_NAMES, Camera, parse_camera
 from ananet.datasets.base import PosedImage, PosedPair, PosedScene
-from ananet.datasets.sources import PosedPhotos
+from ananet.datasets.sources import SceneFolders
 from ananet.errors import InputError
 from ananet.io.files import read_lines, read_rows
 from ananet.io.pairs import read_pairs
 
 logger = logging.getLogger(__name__)
-
-
-class PosedScenes(PosedPhotos):
-    """A scene laid out as `images/` beside `sparse/`, or a folder of such scenes."""
-
-    name = "posed scenes"
-    recognised_by = "images/ beside sparse/, a COLMAP model, in a folder or in the folders within"
-
-    @classmethod
-    def recognises(cls, path: Path) -> bool:
-        return path.is_dir() and bool(find_scenes(path))
-
-    def scenes(self) -> list[PosedScene]:
-        return [read_posed_scene(folder) for folder in find_scenes(self.path)]
-
-
-def find_scenes(path: Path) -> list[Path]:
-    """Return the folder itself if it is a scene, and the scenes in it, by name."""
-    return [folder for folder in (path, *sorted(path.iterdir())) if (folder / "sparse").is_dir()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +37,7 @@ class ImageRow:
 
 
 def read_posed_scene(folder: str | Path) -> PosedScene:
-    """Read a scene laid out as `images/` beside `sparse/` or `sparse/0/`, with an optional pair list `pairs.txt`.
-
-    Pairs with a missing photo are left out, and logged.
-    """
+    """Read `images/`, `sparse/` or `sparse/0/`, and `pairs.txt` if there; pairs without photos are left out."""
     folder = Path(folder)
     if not (folder / "images").is_dir():
         raise InputError(f"folder: expected a folder of photos {folder / 'images'}, there is none")
@@ -81,13 +59,19 @@ def read_posed_scene(folder: str | Path) -> PosedScene:
     return replace(scene, pairs=[PosedPair(scene.images[a], scene.images[b], f"{a}-{b}") for a, b in complete])
 
 
+class PosedScenes(SceneFolders):
+    """A scene laid out as `images/` beside `sparse/`, or a folder of such scenes."""
+
+    name = "posed scenes"
+    recognised_by = "images/ beside sparse/, a COLMAP model, in a folder or in the folders within"
+    marker = "sparse"
+    read = staticmethod(read_posed_scene)
+
+
 def read_colmap(folder: str | Path, image_folder: str | Path | None = None, name: str | None = None) -> PosedScene:
     """Read the images of a COLMAP model (`cameras` and `images`, `.bin` or else `.txt`) with cameras and poses.
 
-    Args:
-        folder: of the model.
-        image_folder: of the photos; missing ones are left out, and logged. Without it, paths are the bare names.
-        name: of the scene; None for the folder's.
+    Photos that are not in `image_folder` are left out, and logged; without a folder, paths are the bare names.
     """
     folder = Path(folder)
     suffix = _suffix(folder)
@@ -124,13 +108,10 @@ def _rotation(quaternion: np.ndarray, where: str) -> np.ndarray:
     if not 1e-6 < norm < math.inf:
         raise InputError(f"{where}: expected a rotation quaternion, got {quaternion.tolist()}")
     w, x, y, z = quaternion / norm
-    return np.array(
-        [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-        ]
-    )
+    row0 = [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)]
+    row1 = [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)]
+    row2 = [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)]
+    return np.array([row0, row1, row2])
 
 
 def _suffix(folder: Path) -> str | None:
@@ -160,16 +141,13 @@ def _text_images(path: Path) -> Iterator[ImageRow]:
         try:
             pose, camera, name = [float(field) for field in fields[1:8]], int(fields[8]), fields[9]
         except (ValueError, IndexError):
-            raise InputError(
-                f"{path}, line {number}: expected IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME, got {line!r}"
-            ) from None
+            expected = "IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME"
+            raise InputError(f"{path}, line {number}: expected {expected}, got {line!r}") from None
         yield _image_row(name, camera, pose, f"{path}, line {number}")
         number, points = next(lines, (number + 1, ""))
         if len(points.split()) % 3:
-            raise InputError(
-                f"{path}, line {number}: expected the points of image {name} (X Y POINT3D_ID each, or an empty line), "
-                f"got {points[:80]!r}"
-            )
+            expected = f"the points of image {name} (X Y POINT3D_ID each, or an empty line)"
+            raise InputError(f"{path}, line {number}: expected {expected}, got {points[:80]!r}")
 
 
 def _image_row(name: str, camera: int, pose: list[float], where: str) -> ImageRow:

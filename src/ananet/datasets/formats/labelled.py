@@ -64,21 +64,17 @@ class MULTICases(PairFolders):
 
     @staticmethod
     def find(path: Path) -> list[Path]:
-        return find_cases(path)
+        """Return the folders of cases at any depth, case2 before case10."""
+
+        def numbers(path: Path) -> list[str | int]:
+            # Text and numbers alternate, so that equal types are compared.
+            return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.as_posix())]
+
+        found = (path.parent for path in path.rglob("match_idx.txt"))
+        return sorted((case for case in found if (case / "gt_location.txt").is_file()), key=numbers)
 
     def read(self, folder: Path) -> LabelledPair:
         return read_case(folder)
-
-
-def find_cases(folder: str | Path) -> list[Path]:
-    """Return the folders of cases at any depth, case2 before case10."""
-
-    def numbers(path: Path) -> list[str | int]:
-        # Text and numbers alternate, so that equal types are compared.
-        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.as_posix())]
-
-    found = (path.parent for path in Path(folder).rglob("match_idx.txt"))
-    return sorted((case for case in found if (case / "gt_location.txt").is_file()), key=numbers)
 
 
 def read_case(folder: str | Path) -> LabelledPair:

@@ -22,7 +22,7 @@ from ananet._util.defaults import INLIER_DISTANCE
 from ananet.core.cameras import camera_matrix, project
 from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair, PosedImage, PosedPair, PosedScene
-from ananet.datasets.sources import PosedPhotos, StoredPairs
+from ananet.datasets.sources import SceneFolders, StoredPairs
 from ananet.errors import InputError
 from ananet.io.files import read_lines
 from ananet.io.hdf5 import hdf5_errors, import_h5py, open_hdf5, read_dataset
@@ -91,47 +91,18 @@ class OANetDump(StoredPairs):
             raise InputError(f"{self.path}: expected a finite pose of pair {number}, got NaN or infinity")
         K0, K1 = (camera_matrix(*values[f"f{n}s"], *values[f"cx{n}s"], *values[f"cy{n}s"]) for n in (1, 2))
         rays = values["xs"].reshape(count, 4)
-        matches = Correspondences(
-            project(rays[:, :2], K0),
-            project(rays[:, 2:], K1),
-            K0=K0,
-            K1=K1,
-            # Two equal descriptors in the second image make 0 / 0, the worst ratio.
-            ratio=np.nan_to_num(values["ratios"], nan=1.0).clip(0, 1),
-            mutual=values["mutuals"] > 0.5,
-        )
+        # Two equal descriptors in the second image make 0 / 0, the worst ratio.
+        ratio, mutual = np.nan_to_num(values["ratios"], nan=1.0).clip(0, 1), values["mutuals"] > 0.5
+        points = project(rays[:, :2], K0), project(rays[:, 2:], K1)
+        matches = Correspondences(*points, K0=K0, K1=K1, ratio=ratio, mutual=mutual)
         distance = torch.from_numpy(values["ys"]).float()
-        return LabelledPair(
-            str(number),
-            matches,
-            distance < INLIER_DISTANCE,
-            distance,
-            torch.from_numpy(values["Rs"].reshape(3, 3)),
-            torch.from_numpy(values["ts"]),
-        )
+        R, t = torch.from_numpy(values["Rs"].reshape(3, 3)), torch.from_numpy(values["ts"])
+        return LabelledPair(str(number), matches, distance < INLIER_DISTANCE, distance, R, t)
 
 
 def _numbers(path: Path, file: Any, name: str) -> np.ndarray:
     """Return a dataset as a flat float64 array."""
     return read_dataset(path, file, name, MAX_NUMBERS).astype(np.float64).reshape(-1)
-
-
-class OANetRawScenes(PosedPhotos):
-    """A raw scene of OANet's (`images.txt`, `calibration.txt`, `visibility.txt`), or a folder of them."""
-
-    name = "OANet raw scenes"
-    recognised_by = "images.txt, calibration.txt and visibility.txt, in a folder or in the folders within"
-
-    @classmethod
-    def recognises(cls, path: Path) -> bool:
-        return path.is_dir() and bool(_raw_scenes(path))
-
-    def scenes(self) -> list[PosedScene]:
-        return [read_raw_scene(folder) for folder in _raw_scenes(self.path)]
-
-
-def _raw_scenes(path: Path) -> list[Path]:
-    return [folder for folder in (path, *sorted(path.iterdir())) if (folder / "visibility.txt").is_file()]
 
 
 def read_raw_scene(folder: str | Path) -> PosedScene:
@@ -143,10 +114,8 @@ def read_raw_scene(folder: str | Path) -> PosedScene:
     folder = Path(folder)
     names, cameras, visible = (_read_list(folder / f"{name}.txt") for name in ("images", "calibration", "visibility"))
     if not len(names) == len(cameras) == len(visible):
-        raise InputError(
-            f"folder: expected as many images as calibrations and visibilities in {folder}, "
-            f"got {len(names)}, {len(cameras)} and {len(visible)}"
-        )
+        got = f"{len(names)}, {len(cameras)} and {len(visible)}"
+        raise InputError(f"folder: expected as many images as calibrations and visibilities in {folder}, got {got}")
     images = {name: _read_camera(folder / camera, folder / name) for name, camera in zip(names, cameras, strict=True)}
     common = [_read_counts(folder / name) for name in visible]
     for name, counts in zip(visible, common, strict=True):
@@ -157,6 +126,15 @@ def read_raw_scene(folder: str | Path) -> PosedScene:
     chosen = [(names[pairs[k][0]], names[pairs[k][1]]) for k in order]
     listed = [PosedPair(images[a], images[b], f"{a}-{b}") for a, b in chosen]
     return PosedScene(folder.resolve().name, images, listed)
+
+
+class OANetRawScenes(SceneFolders):
+    """A raw scene of OANet's (`images.txt`, `calibration.txt`, `visibility.txt`), or a folder of them."""
+
+    name = "OANet raw scenes"
+    recognised_by = "images.txt, calibration.txt and visibility.txt, in a folder or in the folders within"
+    marker = "visibility.txt"
+    read = staticmethod(read_raw_scene)
 
 
 def _read_camera(path: Path, image: Path) -> PosedImage:

@@ -20,11 +20,7 @@ from ananet.io.pairs import read_pairs
 
 
 class PairList(PosedPhotos):
-    """A SuperGlue or glue-factory list of pairs.
-
-    Args:
-        image_folder: of the photos; None for the folder of the list.
-    """
+    """A SuperGlue or glue-factory list of pairs, with photos in its own folder or the `image_folder`."""
 
     name = "pair list"
     recognised_by = "a .txt file of 38, 36 or 32 columns"
@@ -66,10 +62,7 @@ def _by_scene(pairs: list[PosedPair], image_folder: Path) -> list[PosedScene]:
 
 
 def read_pair_list(path: str | Path, image_folder: str | Path) -> list[PosedPair]:
-    """Read the pairs of a SuperGlue or glue-factory list, recognised by the number of columns.
-
-    Photos in `image_folder` are not read yet.
-    """
+    """Read the pairs of a SuperGlue or glue-factory list, recognised by the number of columns; not the photos."""
     return [_parse_pair(line.split(), Path(image_folder), where) for where, line in read_rows(path)]
 
 

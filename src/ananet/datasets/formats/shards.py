@@ -86,14 +86,11 @@ class PairShards(StoredPairs):
         return [name for scene in self.index["scenes"] for name in scene["images"]]
 
     def scene_of_pairs(self) -> list[str]:
-        scenes = self.scenes
-        return [scenes[number] for number in self.pair_scene]
+        return [scene["name"] for scene in self.index["scenes"] for _ in range(scene["pairs"])]
 
     def fingerprint(self) -> str:
         """Hash of settings, scenes and counts, without paths."""
-        scenes = [
-            [scene["name"], scene["pairs"], scene.get("matches"), scene["images"]] for scene in self.index["scenes"]
-        ]
+        scenes = [[scene.get(key) for key in ("name", "pairs", "matches", "images")] for scene in self.index["scenes"]]
         return digest([self.index.get("settings"), scenes])
 
     def table(self) -> PairTable:
@@ -216,23 +213,17 @@ def read_index(folder: Path) -> dict[str, Any] | None:
     if not isinstance(index, dict) or index.get("format") != FORMAT or index.get("version") != VERSION:
         raise InputError(f"{path}: expected format {FORMAT!r}, version {VERSION}; build the pairs again")
     scenes, shards = index.get("scenes"), index.get("shards")
-    good = isinstance(scenes, list) and isinstance(shards, list) and all(isinstance(name, str) for name in shards)
-    good = good and all(map(_describes_scene, scenes or ()))
-    if not good:
+    named = isinstance(shards, list) and all(isinstance(name, str) for name in shards)
+    if not named or not isinstance(scenes, list) or not all(map(_describes_scene, scenes)):
         raise InputError(f"{path}: expected scenes with names, images and counts of pairs, got {str(index)[:80]}")
     return index
 
 
 def _describes_scene(scene: Any) -> bool:
-    return (
-        isinstance(scene, dict)
-        and isinstance(scene.get("name"), str)
-        and type(scene.get("pairs")) is int
-        and scene["pairs"] >= 0
-        and isinstance(scene.get("source", ""), str)
-        and isinstance(scene.get("images"), list)
-        and all(isinstance(name, str) for name in scene["images"])
-    )
+    if not isinstance(scene, dict) or not isinstance(scene.get("images"), list):
+        return False
+    texts = [scene.get("name"), scene.get("source", ""), *scene["images"]]
+    return all(isinstance(text, str) for text in texts) and type(scene.get("pairs")) is int and scene["pairs"] >= 0
 
 
 def write_index(folder: Path, index: dict[str, Any]) -> None:
