@@ -63,6 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (arguments.image0, arguments.image1):
         check_image_file(path)
 
+    import torch
+
+    from ananet.datasets.base import LabelledPair
     from ananet.features import load_detector
     from ananet.pruners import LearnedPruner, load
     from ananet.pruners.auto import Auto
@@ -74,7 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
     pruners = [load(name, device=arguments.device) for name in arguments.pruner.split(",")]
     cameras = shared.read_cameras(arguments)
     found = match_photos(arguments.image0, arguments.image1, detector=detector, pruner=pruners[0], **cameras)
-    inlier = None if pose is None else _labels(pose, found)
+    inlier = None
+    if pose is not None:
+        R, t = torch.from_numpy(pose).split((3, 1), dim=1)
+        inlier = LabelledPair.from_pose("", found.matches, R, t[:, 0]).inlier.numpy()
     results = {pruner.name: pruner(found.matches) for pruner in pruners}
     pictures = {"matches": grid([_panel(name, kept, found, inlier) for name, kept in results.items()], columns=2)}
     summary: dict[str, Any] = {
@@ -107,8 +113,8 @@ def _print(summary: dict[str, Any], top: int, good: str, has_network: bool) -> N
     if not has_network:
         print("None of the pruners is a single network, so there is no attention to show.")
     if "shared" in summary:
-        block, shared = summary["block"], summary["shared"]
-        print(f"In block {block}, {shared} of the {top} matches that the two attend to most are the same.")
+        block, both = summary["block"], summary["shared"]
+        print(f"In block {block}, {both} of the {top} matches that the two attend to most are the same.")
     if "context" in summary:
         best = summary["context"]
         print(
@@ -213,13 +219,3 @@ def _read_pose(path: Path) -> np.ndarray:
     if not np.allclose(R @ R.T, np.eye(3), atol=1e-3):
         raise InputError(f"--pose: expected a rotation in the first three columns, got {R.tolist()}")
     return pose
-
-
-def _labels(pose: np.ndarray, found: PhotoMatches) -> np.ndarray:
-    """[N] bool: matches that are right by the true pose."""
-    import torch
-
-    from ananet.datasets.base import LabelledPair
-
-    matrix = torch.from_numpy(pose)
-    return LabelledPair.from_pose("", found.matches, matrix[:, :3], matrix[:, 3]).inlier.numpy()

@@ -74,12 +74,6 @@ def score_motions(name: str, problems: Sequence[Problem], pruner: Pruner, repeat
     return MotionScores(name, true, np.array(found), np.array(errors))
 
 
-def read_labelled(folder: Path) -> Problem:
-    arrays = read_arrays(folder / FILE, more=("motion",))
-    truth = arrays.pop("motion")
-    return Correspondences(**arrays), truth
-
-
 def synthetic_problems(
     bodies: int, outlier_share: float, count: int = PROBLEMS, matches: int = MATCHES
 ) -> Iterator[Problem]:
@@ -110,17 +104,21 @@ def evaluate_motions(
     source: str | Path, pruner: Pruner, repeats: int = 5, limit: int | None = None, progress: bool = True
 ) -> list[MotionScores]:
     """Score each pair of a folder with labelled matches or, for "synthetic", each kind of problem."""
+    scores: list[MotionScores] = []
     if str(source) == "synthetic":
         count = min(limit or PROBLEMS, PROBLEMS)
         kinds = [(share, bodies) for share in OUTLIER_SHARES for bodies in BODIES]
-        scores = []
         for share, bodies in tqdm(kinds, desc="synthetic", disable=not progress, leave=False):
             name = f"{share:.0%} wrong, {bodies} motion{'s' * (bodies > 1)}"
             scores.append(score_motions(name, list(synthetic_problems(bodies, share, count)), pruner, repeats))
         return scores
     folders = LabelledMatches(source).folders[:limit]
     bar = tqdm(folders, desc=Path(source).name, unit="pair", disable=not progress, leave=False)
-    return [score_motions(folder.name, [read_labelled(folder)], pruner, repeats) for folder in bar]
+    for folder in bar:
+        arrays = read_arrays(folder / FILE, more=("motion",))
+        truth = arrays.pop("motion")
+        scores.append(score_motions(folder.name, [(Correspondences(**arrays), truth)], pruner, repeats))
+    return scores
 
 
 def motion_rows(scores: Sequence[MotionScores]) -> list[dict[str, Any]]:
@@ -128,11 +126,9 @@ def motion_rows(scores: Sequence[MotionScores]) -> list[dict[str, Any]]:
     rows = [score.as_row() for score in scores]
     if len(scores) < 2:
         return rows
-    numbers = [name for name, value in rows[0].items() if not isinstance(value, str)]
-    mean: dict[str, Any] = {"name": "mean"} | {name: float(np.mean([row[name] for row in rows])) for name in numbers}
-    mean["motions"] = round(mean["motions"], 2)
+    mean: dict[str, Any] = {name: float(np.mean([row[name] for row in rows])) for name in rows[0] if name != "name"}
+    mean = {"name": "mean"} | mean | {"motions": round(mean["motions"], 2), "worst": max(row["worst"] for row in rows)}
     mean["median"] = 100.0 * float(np.median(np.concatenate([score.errors for score in scores])))
-    mean["worst"] = max(row["worst"] for row in rows)
     return [*rows, mean]
 
 

@@ -58,8 +58,6 @@ PAIRS_AT_ONCE = 256
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 # Items that a worker takes at once; few, so that all workers end at about the same time.
 AT_ONCE = 4
-# Limit of Windows.
-MAX_WORKERS = 61
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,17 @@ class PrunerChoice:
 
 def choose_pruners(given: Sequence[str]) -> list[PrunerChoice]:
     """Look up names and weight files; a weight file is named after its stem."""
-    choices = [_choose_pruner(text) for text in given]
+    choices = []
+    for text in given:
+        parts = look_up(text)
+        files = [file for part in parts for file in part.files]
+        name, hashes = "+".join(part.name for part in parts), "+".join(map(file_sha256, files))
+        # Lists instead of tuples, as they are read from a file of predictions.
+        options = json.loads(json.dumps([part.all_options for part in parts]))
+        # Loading here reports wrong options once, not in every worker.
+        pruner = load(text, device="cpu")
+        network = pruner.network.description() if isinstance(pruner, LearnedPruner) else None
+        choices.append(PrunerChoice(name, text, options, bool(files), hashes or None, network))
     names = [choice.name for choice in choices]
     if not names or len(set(names)) < len(names):
         raise InputError(
@@ -88,22 +96,6 @@ def choose_pruners(given: Sequence[str]) -> list[PrunerChoice]:
             "apart as 'first=a/weights.safetensors'"
         )
     return choices
-
-
-def _choose_pruner(given: str) -> PrunerChoice:
-    parts = look_up(given)
-    files = [file for part in parts for file in part.files]
-    # Loading here reports wrong options once, not in every worker.
-    pruner = load(given, device="cpu")
-    return PrunerChoice(
-        "+".join(part.name for part in parts),
-        given,
-        # Lists instead of tuples, as they are read from a file of predictions.
-        json.loads(json.dumps([part.all_options for part in parts])),
-        bool(files),
-        "+".join(file_sha256(file) for file in files) or None,
-        pruner.network.description() if isinstance(pruner, LearnedPruner) else None,
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -408,13 +400,9 @@ def _predicted(pairs: Known, name: str, pruner: Pruner) -> Known:
 
 def _pruner_scores(name: str, results: Sequence[PairResult]) -> PrunerScores:
     labels = np.concatenate([result.inlier for result in results])
-    scores = pooled_scores([result.predictions[name] for result in results])
+    error = metrics.expected_calibration_error(pooled_scores([result.predictions[name] for result in results]), labels)
     near = [result.inlier_neighbours[name] for result in results if name in result.inlier_neighbours]
-    return PrunerScores(
-        [result.scores[name] for result in results],
-        metrics.expected_calibration_error(scores, labels),
-        np.mean(near, axis=0) if near else None,
-    )
+    return PrunerScores([result.scores[name] for result in results], error, np.mean(near, axis=0) if near else None)
 
 
 @contextmanager
@@ -431,9 +419,8 @@ def worker_pool(
     # Forking a process that runs threads is not safe.
     context = multiprocessing.get_context("spawn")
     lifeline, held = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(
-        min(workers or os.cpu_count() or 1, MAX_WORKERS), context, _start, (lifeline, initializer, arguments)
-    )
+    count = min(workers or os.cpu_count() or 1, 61)  # limit of Windows
+    pool = ProcessPoolExecutor(count, context, _start, (lifeline, initializer, arguments))
     try:
         yield pool
     except BaseException:
@@ -471,11 +458,6 @@ def _call(function: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[An
 def _start(lifeline: Connection, initializer: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     # Ctrl-C reaches every process of the terminal; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    # End this process when the parent closes the other end of the pipe or is killed.
+    threading.Thread(target=lambda: wait([lifeline]) and os._exit(1), daemon=True).start()
     initializer(*arguments)
-
-
-def _end_with(lifeline: Connection) -> None:
-    """End the process when the parent closes the other end of the pipe or is killed."""
-    wait([lifeline])
-    os._exit(1)

@@ -189,7 +189,11 @@ class Search:
         if self.most_to_gain(best) <= self.price:
             return best
         for _ in range(2):
-            state = self.simplify(self.clusters(random))
+            # Merge and drop motions as long as the energy decreases.
+            state = self.settle(self.clusters(random), 2)
+            while len(state.models) > 1 and (simpler := self.merge(state) or self.drop(state)):
+                state = simpler
+            state = self.settle(state, 3)
             best = min(best, state, key=lambda state: state.energy)
             if len(state.models) == len(best.models) == 1:
                 break  # all clusters were merged into one motion, as in the state to beat
@@ -204,8 +208,7 @@ class Search:
             row[random.choice(count, min(20, count), replace=False)] = 1
         models = refit(self.rows, fit_fundamental(self.rows, members), members, START_SCALE, 1)
         models = refit(self.rows, models, np.ones_like(members), START_SCALE, 2)
-        squared, _ = squared_sampson(self.rows, models)
-        best = np.log1p(squared / START_SCALE**2).sum(axis=1).argmin()
+        best = np.log1p(squared_sampson(self.rows, models)[0] / START_SCALE**2).sum(axis=1).argmin()
         return self.settle(self.describe(models[best : best + 1], START_SCALE), 3)
 
     def most_to_gain(self, state: State) -> float:
@@ -224,13 +227,6 @@ class Search:
         members = members[large] if large.any() else np.ones((1, len(features)))
         models = refit(self.rows, fit_fundamental(self.rows, members), members, START_SCALE, 2)
         return self.describe(models, START_SCALE)
-
-    def simplify(self, state: State) -> State:
-        """Merge and drop motions as long as the energy decreases."""
-        state = self.settle(state, 2)
-        while len(state.models) > 1 and (simpler := self.merge(state) or self.drop(state)):
-            state = simpler
-        return self.settle(state, 3)
 
     def describe(self, models: np.ndarray, scale: float) -> State:
         """Estimate labels and scale for given models. Motions of too few matches are removed."""

@@ -26,18 +26,11 @@ from ananet.estimators.base import PruningResult, check_kept, checked_matches
 from ananet.twoview.motion_search import MIN_SCALE, MIN_SUPPORT, Rows, Search, State, student
 from ananet.twoview.overlap import log10_false_alarms
 
-# Probability of being right where it is unknown.
-PROBABILITY = 0.9
-# The extent of matches in RMS distances from their centre: about the image's diagonal.
-EXTENT = 3.0
 # A match agrees with a motion within this many scales.
 NEAR = 3.0
 # The camera is static if this share of matches stays in place, within STILL times MIN_SCALE, and few others move less
 # than CLEARLY times that.
-STILL_SHARE, STILL, CLEARLY = 0.2, 3.0, 3.0
-FEW = 0.1
-# Share of a motion's matches, the nearest, to which a homography is fitted.
-TRUSTED = 0.8
+STILL_SHARE, STILL, CLEARLY, FEW = 0.2, 3.0, 3.0, 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,13 +116,14 @@ def group_motions(
         members = indices[group.members]
         labels[members] = number
         kind, model = _model(matches, members, group)
+        model = np.asarray(model, np.float64) / np.linalg.norm(model)
         motions.append(Motion(kind, matches._as_given(torch.from_numpy(model)), len(members), group.confidence))
     return Motions(matches._as_given(torch.from_numpy(labels)), tuple(motions))
 
 
 def _checked(kept: PruningResult | None, mask: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
     """[N] bool of the matches to use, and [N] probabilities of being right."""
-    name, probability = "mask" if kept is None else "kept", np.full(count, PROBABILITY)
+    name, probability = "mask" if kept is None else "kept", np.full(count, 0.9)
     if kept is not None:
         if mask is not None:
             raise InputError("mask: expected either kept or mask, got both")
@@ -167,7 +161,8 @@ def _grouped(
 ) -> list[_Group]:
     middle0, middle1 = points0.mean(axis=0), points1.mean(axis=0)
     spread = ((points0 - middle0) ** 2).sum(axis=1).mean() + ((points1 - middle1) ** 2).sum(axis=1).mean()
-    extent = EXTENT * float(np.sqrt(spread / 2))
+    # Three RMS distances from the centre: about the image's diagonal.
+    extent = 3.0 * float(np.sqrt(spread / 2))
     if extent == 0 or not np.isfinite(extent):
         return []
     still = _standing_still(points0, points1, MIN_SCALE * extent)
@@ -223,18 +218,13 @@ def _model(
 ) -> tuple[Literal["fundamental", "essential", "homography"], np.ndarray]:
     """The model of a motion, of the simplest kind that explains it."""
     if group.fundamental is None:
-        return "homography", _of_norm_one(np.eye(3))
+        return "homography", np.eye(3)
     members = matches[chosen]
     if (H := _homography(members, group)) is not None:
-        return "homography", _of_norm_one(H)
+        return "homography", H
     if members.K0 is None or members.K1 is None:
-        return "fundamental", _of_norm_one(group.fundamental)
-    return "essential", _essential(members, group)
-
-
-def _essential(members: Correspondences, group: _Group) -> np.ndarray:
-    """[3 x 3] E: projected from the fundamental matrix, then refined."""
-    assert members.K0 is not None and members.K1 is not None and group.fundamental is not None
+        return "fundamental", group.fundamental
+    # Projected from the fundamental matrix, then refined.
     K0, K1 = members.K0.double().cpu(), members.K1.double().cpu()
     focal = mean_focal(K0, K1)
     rays = members.normalized().double().cpu()
@@ -247,7 +237,7 @@ def _essential(members: Correspondences, group: _Group) -> np.ndarray:
     loss = {"loss_type": "CAUCHY", "loss_scale": group.scale}
     pose, _ = poselib.refine_relative_pose(pixels0, pixels1, pose, camera, camera, loss)
     E = geometry.essential_from_pose(torch.from_numpy(np.array(pose.R)), torch.from_numpy(np.array(pose.t)))
-    return _of_norm_one(E.numpy())
+    return "essential", E.numpy()
 
 
 def _homography(members: Correspondences, group: _Group) -> np.ndarray | None:
@@ -261,7 +251,7 @@ def _homography(members: Correspondences, group: _Group) -> np.ndarray | None:
         moved = np.column_stack([points0, np.ones(len(points0))]) @ H.T
         with np.errstate(divide="ignore", invalid="ignore"):
             error = ((moved[:, :2] / moved[:, 2:] - points1) ** 2).sum(axis=1) / 2  # noise in both images
-        near = error.argsort(kind="stable")[: max(4, round(TRUSTED * len(error)))]
+        near = error.argsort(kind="stable")[: max(4, round(0.8 * len(error)))]
     F = torch.from_numpy(group.fundamental)
     sampson = geometry.sampson_distance(members.points0.double().cpu(), members.points1.double().cpu(), F).numpy()
 
@@ -272,7 +262,3 @@ def _homography(members: Correspondences, group: _Group) -> np.ndarray | None:
         return float(misfit + np.log(4) * dimensions * count + np.log(4 * count) * parameters)
 
     return H if gric(error, 2, 8) < gric(sampson**2, 3, 7) else None
-
-
-def _of_norm_one(model: np.ndarray) -> np.ndarray:
-    return np.asarray(model, np.float64) / np.linalg.norm(model)

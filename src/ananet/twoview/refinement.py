@@ -95,8 +95,26 @@ class Alignment:
         if len(matches) == 0:
             return
         frames0, frames1 = _patch_frames(matches)
-        photos = _Pyramid(image0, device), _Pyramid(image1, device)
-        found, self.correlation, self.aligned = _coarse_to_fine(*photos, frames0, frames1)
+        photo0, photo1 = _Pyramid(image0, device), _Pyramid(image1, device)
+        half = torch.minimum(_area(frames0), _area(frames1)).sqrt()
+        shrink = (FINE_HALF / half).clamp(max=1)
+        found = frames1.clone()
+        large = (shrink * LARGER < 1) & photo0.holds(frames0) & photo1.holds(frames1)
+        if large.any():
+            found[large] = _align(photo0, photo1, frames0[large], frames1[large])[0]
+            lost = ~_near(found, frames1) | ~photo1.holds(found)
+            found[lost] = frames1[lost]
+        # The same centres, with smaller patches.
+        fine0, fine1, start = (
+            torch.cat([frames[..., :2] * shrink[:, None, None], frames[..., 2:]], dim=-1)
+            for frames in (frames0, found, frames1)
+        )
+        seen = photo0.holds(fine0) & photo1.holds(fine1) & photo1.holds(start)
+        if seen.any():
+            better, after, before = _align(photo0, photo1, fine0[seen], fine1[seen], start[seen])
+            good = (after > before) & _near(better, start[seen], shrink[seen]) & photo1.holds(better)
+            found[seen] = better
+            self.correlation[seen], self.aligned[seen] = after.where(good, before), good
         self.shift = (found - frames1)[..., 2].where(self.aligned[:, None], 0)
         self.motion = frames1[..., :2] @ torch.linalg.inv_ex(frames0[..., :2]).inverse
 
@@ -116,38 +134,10 @@ def check_input(image0: Any, image1: Any, matches: Any) -> None:
             )
 
 
-def _coarse_to_fine(
-    photo0: _Pyramid, photo1: _Pyramid, frames0: Tensor, frames1: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Second frames [N x 2 x 3] after alignment, correlations [N], and whether the alignment succeeded [N]."""
-    half = torch.minimum(_area(frames0), _area(frames1)).sqrt()
-    shrink = (FINE_HALF / half).clamp(max=1)
-    found = frames1.clone()
-    large = (shrink * LARGER < 1) & photo0.holds(frames0) & photo1.holds(frames1)
-    if large.any():
-        found[large] = _align(photo0, photo1, frames0[large], frames1[large])[0]
-        lost = ~_near(found, frames1) | ~photo1.holds(found)
-        found[lost] = frames1[lost]
-    correlation, aligned = torch.zeros_like(half), torch.zeros_like(large)
-    fine0, fine1, start = (_scaled(frames, shrink) for frames in (frames0, found, frames1))
-    seen = photo0.holds(fine0) & photo1.holds(fine1) & photo1.holds(start)
-    if seen.any():
-        better, after, before = _align(photo0, photo1, fine0[seen], fine1[seen], start[seen])
-        good = (after > before) & _near(better, start[seen], shrink[seen]) & photo1.holds(better)
-        found[seen] = better
-        correlation[seen], aligned[seen] = after.where(good, before), good
-    return found, correlation, aligned
-
-
 def _area(frames: Tensor) -> Tensor:
     """[N] area of a frame's unit square, in square pixels."""
     (a, b), (c, d) = frames[..., 0, :2].unbind(-1), frames[..., 1, :2].unbind(-1)
     return (a * d - b * c).abs()
-
-
-def _scaled(frames: Tensor, factor: Tensor) -> Tensor:
-    """Frames with the same centres and patches scaled by a factor."""
-    return torch.cat([frames[..., :2] * factor[:, None, None], frames[..., 2:]], dim=-1)
 
 
 def _near(found: Tensor, start: Tensor, shrink: Tensor | float = 1.0) -> Tensor:
@@ -184,18 +174,14 @@ def _align(
 
     before = correlation(patch(frames1 if reference is None else reference))
     for _ in range(STEPS):
+        # A step is the map u -> (I + D) u + b, as b, then D row by row. Compose the frames with its inverse.
         step = (solution @ (patch(frames1) - template)[..., None])[..., 0]
-        frames1 = _compose_inverse(frames1, step)
+        motion = torch.eye(2, device=step.device) + step[:, 2:].unflatten(1, (2, 2))
+        linear = frames1[..., :2] @ torch.linalg.inv_ex(motion).inverse
+        frames1 = torch.cat([linear, frames1[..., 2:] - linear @ step[:, :2, None]], dim=-1)
         if (step[:, :2].abs() < CONVERGED).all():
             break
     return frames1, correlation(patch(frames1)), before
-
-
-def _compose_inverse(frames: Tensor, step: Tensor) -> Tensor:
-    """Compose frames with the inverse of u -> (I + D) u + b, where a step is b, then D row by row."""
-    motion = torch.eye(2, device=step.device) + step[:, 2:].unflatten(1, (2, 2))
-    linear = frames[..., :2] @ torch.linalg.inv_ex(motion).inverse
-    return torch.cat([linear, frames[..., 2:] - linear @ step[:, :2, None]], dim=-1)
 
 
 def _grid(device: torch.device, margin: int = 0) -> tuple[Tensor, Tensor]:
