@@ -42,6 +42,15 @@ def print_json(result: Any) -> None:
     print(json.dumps(result, allow_nan=False))
 
 
+def print_result(arguments: argparse.Namespace, result: Any, text: str) -> int:
+    """Print the result as JSON if that was asked for, else as text; return the exit code."""
+    if arguments.json:
+        print_json(result)
+    else:
+        print(text)
+    return 0
+
+
 def numbers(name: str, text: str, kind: type[int] | type[float], expected: str) -> list[Any]:
     """Positive numbers separated by commas."""
     try:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ananet.cli.arguments import add_candidates, add_detector, add_json, detector_name, numbers, print_json
+from ananet.cli.arguments import add_candidates, add_detector, add_json, detector_name, numbers, print_result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,29 +68,22 @@ def run_build(arguments: argparse.Namespace) -> int:
         "seconds": round(time.perf_counter() - start, 1),
         "out": str(arguments.out),
     }
-    if arguments.json:
-        print_json(result)
-    else:
-        print(
-            f"{result['pairs']} pairs of {result['photos']} photos in {result['scenes']} scenes "
-            f"({result['skipped_photos']} photos skipped), {size / 1e6:.1f} MB in {len(index['shards'])} shards, "
-            f"{result['seconds']:g} s: {arguments.out}"
-        )
-    return 0
+    text = (
+        f"{result['pairs']} pairs of {result['photos']} photos in {result['scenes']} scenes "
+        f"({result['skipped_photos']} photos skipped), {size / 1e6:.1f} MB in {len(index['shards'])} shards, "
+        f"{result['seconds']:g} s: {arguments.out}"
+    )
+    return print_result(arguments, result, text)
 
 
 def run_sfm(arguments: argparse.Namespace) -> int:
     from ananet.datasets.sfm import reconstruct
 
     result = reconstruct(arguments.photos, arguments.out, progress=sys.stderr.isatty())
-    if arguments.json:
-        names = ("registered", "left_out", "points", "reprojection_error")
-        print_json({name: getattr(result, name) for name in names} | {"out": str(arguments.out)})
-        return 0
-    print(result.summary)
-    if result.left_out:
-        print("left out: " + ", ".join(result.left_out))
-    return 0
+    names = ("registered", "left_out", "points", "reprojection_error")
+    facts = {name: getattr(result, name) for name in names} | {"out": str(arguments.out)}
+    left_out = "\nleft out: " + ", ".join(result.left_out) if result.left_out else ""
+    return print_result(arguments, facts, result.summary + left_out)
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
@@ -116,9 +109,6 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     facts = [facts_of(pairs[number], scene_of[number]) for number in bar]
     rows = facts_by_scene(pairs, facts)
     save_picture(arguments.output, draw_pair_set(pairs, facts, arguments.seed))
-    if arguments.json:
-        print_json({**facts_as_json(rows, facts), "picture": str(arguments.output)})
-        return 0
-    print(format_table(rows))
-    print(f"\n{len(pairs)} pairs. Picture: {arguments.output} (distinctive matches, green labelled right, red wrong)")
-    return 0
+    words = f"{len(pairs)} pairs. Picture: {arguments.output} (distinctive matches, green labelled right, red wrong)"
+    result = {**facts_as_json(rows, facts), "picture": str(arguments.output)}
+    return print_result(arguments, result, f"{format_table(rows)}\n\n{words}")

@@ -136,8 +136,4 @@ def _motions(arguments: argparse.Namespace) -> int:
             scores = evaluate_motions(source, pruner, arguments.repeats, arguments.limit, sys.stderr.isatty())
             reports.append(motion_report(source, pruner.name, arguments.repeats, scores, arguments.style))
             results.append({"source": str(source), "pruner": pruner.name, "rows": motion_rows(scores)})
-    if arguments.json:
-        shared.print_json(results)
-    else:
-        print("\n\n".join(reports))
-    return 0
+    return shared.print_result(arguments, results, "\n\n".join(reports))

@@ -91,7 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     networks = [(p.name, p.chosen(found.matches) if isinstance(p, Auto) else p) for p in pruners]
     name, network = next(((n, p) for n, p in networks if isinstance(p, LearnedPruner)), ("", None))
     if network is not None:
-        pictures |= _look_inside(arguments, network, found, results[name], inlier, summary)
+        more, facts = _look_inside(arguments, network, found, results[name], inlier)
+        pictures, summary = pictures | more, summary | facts
     arguments.output.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         save_picture(arguments.output / f"{name}.png", picture)
@@ -132,21 +133,15 @@ def _panel(name: str, kept: Pruned, found: PhotoMatches, inlier: np.ndarray | No
     points0, points1 = found.matches.numpy_points()
     mask = np.asarray(kept.mask)
     if inlier is None:
-        caption = f"{name}: kept {mask.sum()} of {len(mask)}"
-        return draw_matches(panel0, panel1, points0, points1, mask, caption)
+        return draw_matches(panel0, panel1, points0, points1, mask, f"{name}: kept {mask.sum()} of {len(mask)}")
     caption = f"{name}: kept {mask.sum()}, {(mask & inlier).sum()} of them right (green), of {inlier.sum()} right ones"
     return draw_right_wrong(panel0, panel1, points0[mask], points1[mask], inlier[mask], caption)
 
 
 def _look_inside(
-    arguments: argparse.Namespace,
-    pruner: LearnedPruner,
-    found: PhotoMatches,
-    kept: Pruned,
-    inlier: np.ndarray | None,
-    summary: dict[str, Any],
-) -> dict[str, np.ndarray]:
-    """Pictures of attention, context and neighbours; numbers are added to the summary."""
+    arguments: argparse.Namespace, pruner: LearnedPruner, found: PhotoMatches, kept: Pruned, inlier: np.ndarray | None
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Pictures of attention, context and neighbours, and their numbers."""
     from ananet.evaluation.explain import (
         NEIGHBOURS,
         best_head,
@@ -160,9 +155,8 @@ def _look_inside(
     mask, logits = np.asarray(kept.mask), np.asarray(kept.logits)
     good = mask if inlier is None else inlier
     words = ("kept", "removed") if inlier is None else ("right", "wrong")
-    pictures = {}
-    views = view_blocks(pruner.network, found.matches)
-    if views:
+    pictures, summary = {}, dict[str, Any]()
+    if views := view_blocks(pruner.network, found.matches):
         block = check_whole_number("--block", arguments.block or len(views), 1, len(views))
         attention = views[block - 1].attention
         head = None if arguments.head is None else check_whole_number("--head", arguments.head, 1, len(attention))
@@ -170,8 +164,7 @@ def _look_inside(
         attended = most_attended(attention.mean(0) if head is None else attention[head - 1], pair, arguments.top)
         where = f"block {block}, " + ("mean over heads" if head is None else f"head {head}")
         pictures["attention"] = _draw_attention(pair, attended, where, words[0], found, good)
-        count = len(np.intersect1d(*attended))
-        summary |= {"block": block, "head": head, "shown": list(pair), "shared": count}
+        summary = {"block": block, "head": head, "shown": list(pair), "shared": len(np.intersect1d(*attended))}
         if views[0].context is not None:
             pictures["context"] = plot_context(views, good, words, pruner.name)
             summary["context"] = dict(zip(("block", "head", "separation"), best_head(views, good), strict=True))
@@ -180,7 +173,7 @@ def _look_inside(
         title = f"{pruner.name}: {words[0]} matches among the neighbours of a {words[0]} match"
         pictures["neighbours"] = plot_neighbours(ratios, NEIGHBOURS, title)
         summary["neighbours"] = {"k": list(NEIGHBOURS), "blocks": ratios.round(4).tolist()}
-    return pictures
+    return pictures, summary
 
 
 def _draw_attention(

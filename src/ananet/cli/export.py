@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ananet.cli.arguments import add_json, print_json
+from ananet.cli.arguments import add_json, print_result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +26,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     metadata = export(load(arguments.network, device="cpu"), output)
     size = output.stat().st_size
-    if arguments.json:
-        print_json({"output": str(output), "bytes": size, "metadata": metadata})
-    else:
-        inputs = "matches and side" if metadata["side"] != "[]" else "matches"
-        print(f"{metadata['pruner']}: {size / 1e6:.1f} MB with input {inputs}, written to {output}")
-    return 0
+    inputs = "matches and side" if metadata["side"] != "[]" else "matches"
+    text = f"{metadata['pruner']}: {size / 1e6:.1f} MB with input {inputs}, written to {output}"
+    return print_result(arguments, {"output": str(output), "bytes": size, "metadata": metadata}, text)

@@ -1,6 +1,7 @@
 """`ananet list`: pruners with options, detectors, matchers and estimators, with the licences of weights."""
 
 import argparse
+from typing import Any
 
 from ananet._util.checks import describe
 from ananet.cli.arguments import add_json, print_json
@@ -27,16 +28,11 @@ def run(arguments: argparse.Namespace) -> int:
         for kind, registry in (("detector", DETECTORS), ("matcher", MATCHERS), ("estimator", ESTIMATORS))
     }
     if arguments.json:
-        described = {
-            name: {
-                "summary": found.summary,
-                "options": {
-                    option: {"type": describe(of.kind), "default": option_text(of.default)}
-                    for option, of in found.options.items()
-                },
-            }
-            for name, found in pruners.items()
-        }
+        described: dict[str, Any] = {name: {"summary": found.summary, "options": {}} for name, found in pruners.items()}
+        for name, found in pruners.items():
+            for option, of in found.options.items():
+                given = {"type": describe(of.kind), "default": option_text(of.default)}
+                described[name]["options"][option] = given
         print_json({"default": PRUNER, "pruners": described} | {f"{kind}s": found for kind, found in others.items()})
         return 0
     width = max(map(len, pruners))

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ananet.cli.arguments import add_device, add_json, print_json
+from ananet.cli.arguments import add_device, add_json, print_result
 from ananet.errors import InputError
 
 
@@ -37,9 +37,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except FloatingPointError as error:
         raise InputError(str(error)) from None
-    if arguments.json:
-        print_json({**result, "weights": str(arguments.run / WEIGHTS)})
-    else:
-        loss = "nothing left to do" if result["loss"] is None else f"loss {result['loss']:.4f}"
-        print(f"step {result['step']}, {loss}; weights: {arguments.run / WEIGHTS}")
-    return 0
+    loss = "nothing left to do" if result["loss"] is None else f"loss {result['loss']:.4f}"
+    text = f"step {result['step']}, {loss}; weights: {arguments.run / WEIGHTS}"
+    return print_result(arguments, {**result, "weights": str(arguments.run / WEIGHTS)}, text)
