@@ -30,12 +30,12 @@ from ananet.io.images import read_image
 from ananet.pruners import load
 
 FULL = "lightglue, all layers"
-# Shares of LightGlue's time at this number of keypoints that pruners are to stay below.
+# Limits of pruners' time as shares of LightGlue's, at this number of keypoints.
 BARS_AT, BARS = 1024, {"ananet": 0.2, "ananet-small": 0.04}
 
 
 def calls(size: int, images: list[Any]) -> tuple[int, dict[str, Callable[[], object]]]:
-    """The number of keypoints of the first photo, and what is timed, by name."""
+    """Return the number of keypoints of the first photo, and the calls to time by name."""
     aliked, xfeat = (
         [load_detector(name, device="cpu", max_keypoints=size).detect(image) for image in images]
         for name in ("aliked", "xfeat")
@@ -55,7 +55,7 @@ def calls(size: int, images: list[Any]) -> tuple[int, dict[str, Callable[[], obj
 
 
 def measure(size: int, images: list[Any], runs: int) -> list[dict[str, Any]]:
-    """A row for everything that is timed."""
+    """Return one row per timed call."""
     keypoints, timed = calls(size, images)
     taken: dict[str, list[float]] = {name: [] for name in timed}
     # The first round warms up.

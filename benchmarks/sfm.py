@@ -1,4 +1,4 @@
-"""What pruning does to structure from motion: COLMAP's own matching beside pruners, on scenes with known poses.
+"""Structure from motion with COLMAP's own matches and with pruned ones, on scenes with known poses.
 
     python benchmarks/sfm.py SCENES                                          # the table: about an hour on two cores
     python benchmarks/sfm.py SCENES --rows entry:3,entry:2 --matches colmap,ananet --refine --runs 3 --json
@@ -45,7 +45,7 @@ from ananet.integrations.colmap.verification import import_pycolmap, quiet
 from ananet.pruners import load
 from ananet.twoview.keypoint_refinement import KeypointRefinement
 
-# Scene, every how many photos one is taken, keypoints of a photo where not as below.
+# Scene, stride between its photos and, unless it is KEYPOINTS, the number of keypoints per photo.
 ROWS = (
     "sacre_coeur:2", "fountain:3:1000", "entry:3", "entry:2", "sacre_coeur:1", "sceaux:1", "drone_brighton:2",
     "drone_brighton:1",
@@ -58,7 +58,7 @@ MATCHES = (COLMAP, "mutual", "ananet-ratio+mutual", "ananet-ratio@threshold=0.9+
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a row's photos, with one kind of matches."""
+    """Reconstruction of the photos of a row with one kind of matches."""
 
     registered: float
     points: float
@@ -68,10 +68,10 @@ class Result:
     error: float
     """Mean reprojection error in pixels."""
     auc1: float
-    """Of all relative poses against the given ones, in per cent, as `auc5`."""
+    """AUC of the errors of all relative poses up to 1 degree, in per cent."""
     auc5: float
     match: float
-    """Seconds, as those that follow."""
+    """Seconds; so are the fields below."""
     prune: float
     refine: float
     verify: float
@@ -80,7 +80,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Row:
-    """Some photos of a scene."""
+    """A selection of photos of a scene."""
 
     scene: str
     step: int
@@ -221,7 +221,7 @@ class Collection:
         return max(found.values(), key=lambda model: (model.num_reg_images(), model.num_points3D()), default=None)
 
     def pose_errors(self, model: Any) -> list[float]:
-        """Degrees, of every pair of photos."""
+        """Pose errors of all pairs of photos, in degrees."""
         poses = {}
         for image in model.images.values() if model is not None else ():
             if image.has_pose:
@@ -346,7 +346,7 @@ def main() -> None:
 
 
 def readable(table: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Each number with the decimals it deserves."""
+    """Format numbers with suitable decimals."""
     decimals = {"points": 0, "track": 2, "error": 3}
 
     def text(name: str, value: Any) -> str:

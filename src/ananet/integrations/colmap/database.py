@@ -12,7 +12,7 @@ import logging
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,12 +75,6 @@ class Pair(NamedTuple):
         return min(self, self.reversed)
 
 
-class StoredMatches(NamedTuple):
-    pair: Pair
-    indices: np.ndarray
-    """[N x 2] uint32 keypoints."""
-
-
 @dataclass(frozen=True, eq=False)
 class View(Features):
     """An image's keypoints as a pinhole camera would see them.
@@ -137,13 +131,13 @@ class Database:
     def count_matched_pairs(self) -> int:
         return int(self.connection.execute("SELECT count(*) FROM matches WHERE rows > 0").fetchone()[0])
 
-    def matched_pairs(self) -> Iterator[StoredMatches]:
-        """Yield pairs with matches one at a time; the caller may change them meanwhile."""
+    def matched_pairs(self) -> Iterator[tuple[Pair, np.ndarray]]:
+        """Yield pairs with their matches, [N x 2] uint32, one at a time; the caller may change them meanwhile."""
         last, some = -1, "pair_id > ? AND rows > 0 ORDER BY pair_id LIMIT 1"
         query = f"SELECT pair_id, rows, cols, data FROM matches WHERE {some}"
         while row := self.connection.execute(query, (last,)).fetchone():
             last, *stored = row
-            yield StoredMatches(Pair.of(last), self._array(f"matches of pair {last}", np.uint32, stored, (2,)))
+            yield Pair.of(last), self._array(f"matches of pair {last}", np.uint32, stored, (2,))
 
     def read_matches(self, pair: Pair) -> bytes | None:
         """Return the stored bytes of a pair's matches; None for a pair without a row."""
@@ -179,22 +173,21 @@ class Database:
 
     def is_marked(self, pair: Pair, pruner: str, matched: bool) -> bool:
         """Return whether matches are still as this pruner left them and, if `matched`, were made by us."""
-        if not self._has_table(MARKS):
-            return False
-        query = f"SELECT pruner, matched, digest FROM {MARKS} WHERE pair_id = ?"
-        mark = self.connection.execute(query, (pair.number,)).fetchone()
+        mark = self._mark(pair) if self._has_table(MARKS) else None
         if mark is None or mark[0] != pruner or mark[1] < matched:
             return False
         return mark[2] == _digest(self.read_matches(pair))
 
     def mark(self, pair: Pair, pruner: str, matched: bool) -> None:
         """Note that this pruner is done with a pair."""
-        digest = _digest(self.read_matches(pair))
-        query = f"SELECT pruner, matched, digest FROM {MARKS} WHERE pair_id = ?"
+        mark = (pruner, int(matched), _digest(self.read_matches(pair)))
         # Writing the same row again would change the file.
-        if self.connection.execute(query, (pair.number,)).fetchone() != (pruner, int(matched), digest):
-            values = (pair.number, pruner, int(matched), digest)
-            self.connection.execute(f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?, ?, ?)", values)
+        if self._mark(pair) != mark:
+            self.connection.execute(f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?, ?, ?)", (pair.number, *mark))
+
+    def _mark(self, pair: Pair) -> Any:
+        query = f"SELECT pruner, matched, digest FROM {MARKS} WHERE pair_id = ?"
+        return self.connection.execute(query, (pair.number,)).fetchone()
 
     def view(self, image: int, descriptors: bool = False) -> View:
         """Return an image's keypoints, camera and, if asked for, descriptors."""
@@ -293,15 +286,11 @@ def open_database(path: Path, name: str | None = None) -> Iterator[Database]:
         raise InputError(f"{path}: {reason}")
     name = str(path) if name is None else name
     with _clear_errors(name):
-        connection = sqlite3.connect(
-            f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=LOCK_TIMEOUT, isolation_level=None
-        )
-        try:
+        address = f"{path.resolve().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(address, uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)) as connection:
             database = Database(path, connection, name)
             database.check()
             yield database
-        finally:
-            connection.close()
 
 
 @contextmanager
@@ -324,13 +313,9 @@ def copy_database(source: Database, target: Path) -> None:
     # Within a read transaction, since otherwise SQLite would wait for a writer forever.
     with transaction(source, write=False):
         source.check()
-        with _clear_errors(str(target)):
-            copy = sqlite3.connect(target, isolation_level=None)
-            try:
-                source.connection.backup(copy)
-                copy.execute("PRAGMA journal_mode = DELETE")
-            finally:
-                copy.close()
+        with _clear_errors(str(target)), closing(sqlite3.connect(target, isolation_level=None)) as copy:
+            source.connection.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")
 
 
 @contextmanager
@@ -358,7 +343,7 @@ def _digest(data: bytes | None) -> bytes:
 def _extent(points: np.ndarray) -> tuple[int, int]:
     """The smallest (width, height) that contains all keypoints."""
     seen = points[np.isfinite(points).all(axis=1)]
-    width, height = np.ceil(np.maximum(seen.max(axis=0, initial=1.0), 1.0) + HALF_PIXEL)
+    width, height = np.ceil(seen.max(axis=0, initial=1.0) + HALF_PIXEL)
     return int(width), int(height)
 
 

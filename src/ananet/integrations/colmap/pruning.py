@@ -225,7 +225,7 @@ class _Job:
             every = (Pair(*two) for two in combinations(described, 2))
             return len(described) * (len(described) - 1) // 2, self._match(database, every)
         if isinstance(pairs, str) and pairs == EXISTING_PAIRS:
-            chosen = [stored.pair for stored in database.matched_pairs()]
+            chosen = [pair for pair, _ in database.matched_pairs()]
         else:
             chosen = _named_pairs(database, pairs)
         usable = sorted({pair.in_order for pair in chosen if set(described).issuperset(pair)})

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +42,18 @@ def _copy_unverified(database: Database, target: Path) -> int:
     numbers = database.connection.execute("SELECT pair_id FROM two_view_geometries")
     verified = {Pair.of(number).in_order for (number,) in numbers}
     # COLMAP does not find pairs that are stored the other way round.
-    unverified = (stored for stored in database.matched_pairs() if stored.pair.in_order not in verified)
     rows = (
         (pair.in_order.number, len(indices), 2, (indices if pair == pair.in_order else indices[:, ::-1]).tobytes())
-        for pair, indices in unverified
+        for pair, indices in database.matched_pairs()
+        if pair.in_order not in verified
     )
-    copy = sqlite3.connect(target, isolation_level=None)
-    try:
+    with closing(sqlite3.connect(target, isolation_level=None)) as copy:
         copy.execute("PRAGMA synchronous = OFF")
         copy.execute("BEGIN")
         _copy_tables(database.connection, copy, without=("descriptors", "matches", "two_view_geometries", MARKS))
         count = copy.executemany("INSERT OR IGNORE INTO matches (pair_id, rows, cols, data) VALUES (?, ?, ?, ?)", rows)
         copy.execute("COMMIT")
         return count.rowcount
-    finally:
-        copy.close()
 
 
 def _copy_tables(source: sqlite3.Connection, target: sqlite3.Connection, without: Sequence[str]) -> None:
@@ -73,17 +70,13 @@ def _copy_tables(source: sqlite3.Connection, target: sqlite3.Connection, without
 
 def _take_geometries(database: Database, source: Path) -> None:
     """Copy two-view geometries from a copy of the database."""
-    copy = sqlite3.connect(source)
-    try:
-        # COLMAP updates an old database when it opens it: the copy may have more columns.
-        own = [row[1] for row in database.connection.execute("PRAGMA table_info(two_view_geometries)")]
-        columns = ", ".join(own)
+    # COLMAP updates an old database when it opens it: the copy may have more columns.
+    own = [row[1] for row in database.connection.execute("PRAGMA table_info(two_view_geometries)")]
+    columns, places = ", ".join(own), ", ".join("?" * len(own))
+    with closing(sqlite3.connect(source)) as copy:
         rows = copy.execute(f"SELECT {columns} FROM two_view_geometries")
-        database.connection.executemany(
-            f"INSERT OR REPLACE INTO two_view_geometries ({columns}) VALUES ({', '.join('?' * len(own))})", rows
-        )
-    finally:
-        copy.close()
+        query = f"INSERT OR REPLACE INTO two_view_geometries ({columns}) VALUES ({places})"
+        database.connection.executemany(query, rows)
 
 
 def import_pycolmap() -> Any:
