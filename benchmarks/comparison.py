@@ -272,9 +272,8 @@ def times(
     methods: dict[str, list[str]], trained: dict[str, list[Path]], seconds: float
 ) -> dict[str, dict[str, float | int | None]]:
     """Milliseconds of every method on one CPU thread, and the size of networks."""
+    import speed  # benchmarks/speed.py, in the folder of this script
     import torch
-
-    from ananet.evaluation import speed
 
     torch.set_num_threads(1)
     effort, execution = speed.Effort(4000, seconds), speed.Execution(torch.device("cpu"), False, torch.float32)
