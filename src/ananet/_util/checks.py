@@ -76,12 +76,9 @@ def checked(name: str, value: Any, kind: Any) -> Any:
         fits = isinstance(value, kind)
     elif kind is bool:
         fits, value = isinstance(value, bool | np.bool_), bool(value) if isinstance(value, np.bool_) else value
-    elif kind is int:
-        fits = isinstance(value, Integral) and not isinstance(value, bool)
-        value = int(value) if fits else value
-    elif kind is float:
-        fits = is_number(value)
-        value = float(value) if fits else value
+    elif kind in (int, float):
+        fits = is_number(value) if kind is float else isinstance(value, Integral) and not isinstance(value, bool)
+        value = kind(value) if fits else value
     elif kind is Path:
         fits, value = isinstance(value, str | Path), Path(value) if isinstance(value, str) else value
     else:

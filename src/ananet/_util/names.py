@@ -27,12 +27,7 @@ class Registry(Generic[Thing]):
     """
 
     def __init__(self, kind: str, homes: Mapping[str, str]) -> None:
-        """Register classes that are imported when first used.
-
-        Args:
-            kind: what the things are, for error messages.
-            homes: "module:class" by name.
-        """
+        """`kind` names the things in error messages; `homes` has "module:class" by name."""
         self.kind = kind
         self._homes = dict(homes)
         self._added: dict[str, Callable[..., Thing]] = {}
@@ -62,9 +57,8 @@ class Registry(Generic[Thing]):
         if name in self._added:
             return self._added[name]
         if name not in self._homes:
-            raise InputError(
-                f"{self.kind}: expected one of {', '.join(self.names)}, got {name!r}{like(name, self.names)}"
-            )
+            meant = like(name, self.names)
+            raise InputError(f"{self.kind}: expected one of {', '.join(self.names)}, got {name!r}{meant}")
         module, _, attribute = self._homes[name].partition(":")
         return getattr(import_module(module), attribute)
 
@@ -82,9 +76,9 @@ class Registry(Generic[Thing]):
         values = read_options(f"{self.kind} {name!r}", make, texts, options or {})
         known = inspect.signature(make).parameters
         made = make(**values, **{name: value for name, value in fixed.items() if name in known})
-        usual = options_of(make)
-        told = {option: value for option, value in values.items() if value != usual[option].default}
-        made.name = labelled(name, told)  # type: ignore[attr-defined]
+        defaults = options_of(make)
+        changed = {option: value for option, value in values.items() if value != defaults[option].default}
+        made.name = labelled(name, changed)  # type: ignore[attr-defined]
         return made
 
 

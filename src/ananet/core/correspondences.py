@@ -180,9 +180,7 @@ class Correspondences:
             return _size(name, value)
         if name in ("K0", "K1"):
             return _camera(name, value, self._points0)
-        if name == "mutual":
-            return self._flags(name, value)
-        return self._keypoints(name, value) if name == "indices" else self._per_match(name, value)
+        return {"mutual": self._flags, "indices": self._keypoints}.get(name, self._per_match)(name, value)
 
     def _check_values(self) -> None:
         """Raise for values that no match has. On a GPU this waits for the device."""

@@ -82,9 +82,8 @@ class Auto(Pruner):
 
     def _network(self, name: str) -> LearnedPruner:
         if name not in self._loaded:
-            self._loaded[name] = LearnedPruner.from_file(
-                bundled_path(name), self.device, self.threshold, self.conflict_odds
-            )
+            settings = self.device, self.threshold, self.conflict_odds
+            self._loaded[name] = LearnedPruner.from_file(bundled_path(name), *settings)
         return self._loaded[name]
 
 

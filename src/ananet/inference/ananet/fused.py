@@ -198,8 +198,7 @@ class FusedANANet(Engine):
             padded = first.weight.new_zeros(len(first.weight), 16)
             padded[:, :heads] = first.weight
             matrices += [padded, *(layer.weight for layer in others)]
-            vectors += [alpha, first.bias, *(layer.bias for layer in others)]
-            vectors += block.context.norm[:2]
+            vectors += [alpha, first.bias, *(layer.bias for layer in others), *block.context.norm[:2]]
         matrices += [block.merge_features.weight, block.merge_attended, block.merge.weight]
         vectors += [block.merge_features.bias, block.merge.bias, *block.norm[:2]]
         return self._weights(matrices, vectors, following)
