@@ -25,7 +25,7 @@ FOCAL_GUESS = 0.7
 # Fields of view of ordinary cameras, in degrees along the longest side. A focal length in millimetres is far outside.
 MIN_VIEW, MAX_VIEW = 5.0, 150.0
 NEWTON_STEPS = 25
-# Where the inverse of a lens model leaves more than this (in focal lengths), it has no answer there.
+# Where the inverse of a lens model leaves more than this (in focal lengths), there is no solution.
 MAX_RESIDUAL = 1e-8
 
 

@@ -46,7 +46,7 @@ PACKAGE = str(Path(__file__).parents[1])
 
 
 class _Values:
-    """An attribute stored as a tensor: numpy to whoever gave numpy, else the tensor itself."""
+    """An attribute stored as a tensor: shown as numpy if the matches came as numpy."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.stored = f"_{name}"
@@ -146,7 +146,7 @@ class Correspondences:
     def _unchecked(cls, points0: Array, points1: Array, **given: Any) -> Correspondences:
         """Matches of which shapes and types are checked, values not yet: on a GPU, the kernel that reads them does.
 
-        Whoever takes them calls `_check_values`. Points may share the caller's memory: use them for one call only.
+        The caller must call `_check_values`. Points may share the caller's memory: use them for one call only.
         """
         if not given.keys() <= _READ_BY_NETWORKS:
             return cls(points0, points1, **given)

@@ -88,7 +88,7 @@ def weighted_eight_point(points0: Tensor, points1: Tensor, weights: Tensor | Non
     """The matrix E of norm 1 that minimises sum_i w_i (p1_i^T E p0_i)^2, differentiable, [... x 3 x 3].
 
     Points are centred and scaled first (Hartley 1997), with the same weights. At least eight matches of
-    positive weight are needed for a unique answer. Works inside in float64: the normal matrix squares
+    positive weight are needed for a unique solution. Computes in float64: the normal matrix squares
     the condition number, which is too much for float32.
     """
     dtype = points0.dtype

@@ -16,7 +16,7 @@ from ananet._util.checks import check_whole_number
 from ananet.errors import InputError
 
 THRESHOLDS = (5.0, 10.0, 20.0)
-# What a pair without an answer counts as, in degrees.
+# Error of a pair without an estimate, in degrees.
 FAILURE = 180.0
 # Of which the best assignment is searched, at 2 to this power.
 MAX_MOTIONS = 16
@@ -116,7 +116,7 @@ def pose_auc(errors: Sequence[float] | np.ndarray, thresholds: Sequence[float] =
     larger.
 
     Args:
-        errors: [N] degrees. NaN and infinity stand for pairs without an answer; they are never recalled.
+        errors: [N] degrees. NaN and infinity stand for pairs without an estimate; they are never recalled.
         thresholds: degrees.
 
     No errors at all have an area of 0.

@@ -39,7 +39,7 @@ def gather(
         MATCHES: [B x N x (4 + side)] float32, written.
         PLACE: [S] int32, written: where each match went, -1 if nowhere.
         LENGTHS: [B] int32, written: how many went.
-        BAD: [B] int32, written: 1 where some value is none that a match or camera can have.
+        BAD: [B] int32, written: 1 where a value of a match or camera is invalid.
     """
     pair = tl.program_id(0).to(tl.int64)
     start = tl.load(START + pair)
@@ -126,11 +126,11 @@ def _point(points, single, n, inside, fx, skew, cx, fy, cy, VIEW):
 
 @triton.jit
 def decide(LOGITS, START, PLACE, RESULTS, SCORES, MASK, N, unseen, decision, BLOCK: tl.constexpr):
-    """Logits [B x N] of what was seen to those [S] of all matches, probabilities and verdicts.
+    """Logits [B x N] of matches in view to logits, scores and mask [S] of all matches.
 
     Args:
         unseen: the logit of matches out of view.
-        decision: the logit above which a match is kept, and that of what is no number.
+        decision: the logit above which a match is kept, and that of NaN.
         RESULTS, SCORES: [S] float32, written.
         MASK: [S] uint8, written.
     """

@@ -1,4 +1,4 @@
-"""A pruner's whole call on a GPU: one upload of raw matches, one CUDA graph from pixels to verdicts, one download.
+"""A pruner's whole call on a GPU: one upload of raw matches, one CUDA graph from pixels to masks, one download.
 
 Nothing waits for the device until a result is needed, so the next matches are packed while it works. Values
 that came on the device are checked there, by the kernel that reads them anyway.
@@ -118,7 +118,7 @@ class Shape(NamedTuple):
         )
 
     def split_results(self, results: Any) -> Found:
-        """Flags [B], and logits, scores and verdicts [capacity] of what comes back."""
+        """Flags [B], and logits, scores and masks [capacity] of the results."""
         library: Any = torch if isinstance(results, Tensor) else np
         logits, scores, mask = (self.flags + times * self.capacity for times in (0, 4, 8))
         return Found(
@@ -176,7 +176,7 @@ class Slot:
 
 
 class DeviceCalls:
-    """What a pruner does, from raw matches to verdicts, in one CUDA graph for each shape.
+    """What a pruner does, from raw matches to masks, in one CUDA graph for each shape.
 
     Args:
         engine: the network.
@@ -296,7 +296,7 @@ class DeviceCalls:
         if self.side and not all(on_host):
             _pack_on_device(device.packed, sent, start, self.side)
         self._run(shape, device)
-        kept = None if all(on_host) else device.results.clone()
+        copied = None if all(on_host) else device.results.clone()
         if any(on_host):
             host.results.copy_(device.results, non_blocking=True)
         else:
@@ -307,8 +307,8 @@ class DeviceCalls:
         # While the device works.
         bounds = list(pairwise(start))
         on_device = {}
-        if kept is not None:
-            parts = shape.split_results(kept)
+        if copied is not None:
+            parts = shape.split_results(copied)
             on_device = {n: _result(pair, parts, *bounds[n]) for n, pair in enumerate(pairs) if not on_host[n]}
 
         def results() -> list[Result]:
@@ -317,9 +317,9 @@ class DeviceCalls:
             # The next call will overwrite them.
             found = Found(*(values[: start[-1]].copy() for values in host.found)) if any(on_host) else host.found
             flags = host.found.flags[: len(pairs)].tolist()
-            if shape.capacity <= MAX_GRAPH:  # the others take much memory, and little of their time to get it
+            if shape.capacity <= MAX_GRAPH:  # larger ones are cheaper to allocate anew than to keep
                 self._slots[_next_power_of_2(shape.numbers)].append(slot)
-            for pair, flag in zip(sent, flags, strict=True):  # which have to live until now
+            for pair, flag in zip(sent, flags, strict=True):  # kernels read them until now
                 if flag and not pair._values_are_checked:
                     pair._check_values()
             return [on_device.get(n) or _result(pair, found, *bounds[n]) for n, pair in enumerate(pairs)]

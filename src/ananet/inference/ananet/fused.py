@@ -73,7 +73,7 @@ class FusedANANet(Engine):
         self.device = folded.head.weight.device
         # Graphs share their memory: each is done with it before the next one runs. None without CUDA, and no graphs.
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
-        # Whoever fills, records or replays one of them holds this.
+        # Held while a graph is filled, recorded or replayed.
         self.lock = threading.Lock()
 
     @staticmethod
