@@ -61,12 +61,13 @@ class FusedANANet(Engine):
         self.projections = 2 if self.settings.share_kv else 3
         self.context_eps = folded.blocks[0].context.norm.eps if folded.blocks[0].context else 0.0
         self.eps = folded.blocks[0].norm.eps
-        self.encoder = self._encoder_weights(folded)
+        encoders = [encoder for encoder in (folded.encoder, folded.side_encoder) if encoder is not None]
+        self.encoder = self._encoder_weights(encoders, folded.blocks[0].projections)
         # What a block's matches go on to: the projections of the next block, or logits.
         following: list[Linear] = [*(block.projections for block in folded.blocks[1:]), folded.head]
         self.feedback: Weights | None = None
         if folded.feedback is not None:
-            self.feedback = self._feedback_weights(folded)
+            self.feedback = self._encoder_weights([folded.feedback.encoder], folded.blocks[-1].projections)
             following[-2:-1] = [folded.feedback.head]
         self.blocks = [self._block_weights(block, then) for block, then in zip(folded.blocks, following, strict=True)]
         self.graphs: OrderedDict[tuple[int, int], Graph] = OrderedDict()
@@ -169,23 +170,15 @@ class FusedANANet(Engine):
         replay, logits = record(lambda: self.run(matches, lengths), self.pool)
         return Graph(replay, matches, lengths, logits)
 
-    def _encoder_weights(self, folded: FoldedANANet) -> Weights:
+    def _encoder_weights(self, encoders: list[list[Linear]], following: Linear) -> Weights:
+        """Weights of encoders beside each other, each for its own channels of the input."""
         matrices, vectors = [], []
         channel = 0
-        for mlp in (folded.encoder, folded.side_encoder):
-            if mlp is not None:
-                first, *others = mlp
-                matrices += [layer.weight for layer in others]
-                # Each takes its own channels of all.
-                vectors += [_first_of_16(first.weight, channel), first.bias, *(layer.bias for layer in others)]
-                channel += first.weight.shape[1]
-        return self._weights(matrices, vectors, folded.blocks[0].projections)
-
-    def _feedback_weights(self, folded: FoldedANANet) -> Weights:
-        assert folded.feedback is not None
-        first, *others = folded.feedback.encoder
-        vectors = [_first_of_16(first.weight, 0), first.bias, *(layer.bias for layer in others)]
-        return self._weights([layer.weight for layer in others], vectors, folded.blocks[-1].projections)
+        for first, *others in encoders:
+            matrices += [layer.weight for layer in others]
+            vectors += [_first_of_16(first.weight, channel), first.bias, *(layer.bias for layer in others)]
+            channel += first.weight.shape[1]
+        return self._weights(matrices, vectors, following)
 
     def _block_weights(self, block: FoldedBlock, following: Linear) -> Weights:
         matrices, vectors = [], []
