@@ -189,3 +189,9 @@ def test_training_goes_on_from_other_weights():
     ):
         with pytest.raises(InputError, match=message):
             plain.start_from(other)
+
+
+@pytest.mark.parametrize("shape", [(2, 9, 10), (9, 4)])
+def test_input_of_another_shape_is_named(shape):
+    with pytest.raises(InputError, match=r"matches: expected shape \[B x N x 4\], got"):
+        ANANet().eval()(torch.zeros(shape))

@@ -22,6 +22,14 @@ def test_a_network_says_how_far_it_is(weights, problem, monkeypatch):
     assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
+@pytest.mark.parametrize("name", ["auto", "all+auto"])
+def test_pruners_made_of_networks_pass_progress_on(name, problem):
+    pruner, calls = ananet.load(name, device="cpu"), []
+    pruner.progress = lambda done, total: calls.append((done, total))
+    pruner(problem.matches)
+    assert calls[-1] == (5, 5) and pruner.progress is not None
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

@@ -57,6 +57,7 @@ def test_saving(found, tmp_path):
     with np.load(tmp_path / "m.npz") as stored:
         np.testing.assert_array_equal(stored["mask"], found.kept.mask)
         assert {"points0", "K1", "image_size0", "scores", "logits", "R", "t", "motions"} <= set(stored)
+        assert stored["overlap"]
     assert len((tmp_path / "m.csv").read_text().splitlines()) == len(found.matches) + 1
     with pytest.raises(InputError, match=r"path: expected a file that ends in .npz or .csv, got '.*m.txt'"):
         found.save(tmp_path / "m.txt")
@@ -69,3 +70,13 @@ def test_drawing(pair, found, tmp_path):
     with pytest.raises(InputError, match="images: expected both photos, since the matches were made from Features"):
         features.draw()
     assert features.draw(images=(pair.image0, pair.image1)).shape == picture.shape
+
+
+def test_a_picture_does_not_replace_a_photo(pair, tmp_path):
+    paths = [tmp_path / name for name in ("a.png", "b.png")]
+    for path, image in zip(paths, (pair.image0, pair.image1), strict=True):
+        cv2.imwrite(str(path), image)
+    found = match_photos(*paths, pruner="ratio")
+    with pytest.raises(InputError, match="is an input and would be overwritten"):
+        found.draw(paths[1])
+    assert cv2.imread(str(paths[1])).shape == pair.image1.shape

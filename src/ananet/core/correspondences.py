@@ -80,8 +80,8 @@ class Correspondences:
     numpy arrays, torch tensors (on any device) and lists are accepted. Attributes are numpy arrays, unless points0 is a
     tensor: then all are tensors on its device. Points keep float64 if they have it, everything else becomes float32.
     Points must be finite; N may be 0. What can be seen from the numbers to be in another unit is an `InputError`, or a
-    `UserWarning` where it is only likely: points that are normalised, of another resolution or with x and y swapped,
-    camera matrices in millimetres.
+    `UserWarning` where it is only likely: points that are normalised, outside the image or with x and y swapped, camera
+    matrices in millimetres.
 
     >>> size = (64, 48)
     >>> matches = Correspondences([[10, 20], [30, 40]], [[12, 20], [33, 41]], image_size0=size, image_size1=size)

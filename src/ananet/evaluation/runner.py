@@ -98,7 +98,7 @@ def choose_pruners(given: Sequence[str]) -> list[PrunerChoice]:
     return choices
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
     """All measurements on one source."""
 
@@ -125,6 +125,9 @@ class Evaluation:
     """The estimators that ran: none on a source without poses."""
     reused: tuple[str, ...] = ()
     """Pruners that did not run because all their predictions were stored."""
+
+    def __repr__(self) -> str:
+        return f"Evaluation({self.source}: {len(self.names)} pairs, pruners {', '.join(self.pruners)})"
 
     @property
     def inlier_ratios(self) -> np.ndarray:

@@ -157,6 +157,9 @@ class ANANet(Network):
 
     def encode(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
         """[B x N x channels] to the features that enter the first block, [B x N x width]."""
+        channels = self.settings.channels
+        if matches.dim() != 3 or matches.shape[2] != channels:
+            raise InputError(f"matches: expected shape [B x N x {channels}], got {tuple(matches.shape)}")
         # Never in bfloat16, which rounds coordinates to two pixels or so.
         with torch.autocast(matches.device.type, enabled=False):
             features = self.encoder(matches[..., :4], mask)

@@ -35,6 +35,17 @@ class Auto(Pruner):
         self.device, self.threshold, self.conflict_odds = choose_device(device), threshold, check_odds(conflict_odds)
         self.decision = decision_at(threshold)
         self._loaded: dict[str, LearnedPruner] = {}
+        self._progress: Progress | None = None
+
+    @property
+    def progress(self) -> Progress | None:
+        return self._progress
+
+    @progress.setter
+    def progress(self, progress: Progress | None) -> None:
+        self._progress = progress
+        for network in self._loaded.values():
+            network.progress = progress
 
     def chosen(self, matches: Correspondences) -> LearnedPruner:
         """The network for such matches."""
@@ -84,6 +95,7 @@ class Auto(Pruner):
         if name not in self._loaded:
             settings = self.device, self.threshold, self.conflict_odds
             self._loaded[name] = LearnedPruner.from_file(bundled_path(name), *settings)
+            self._loaded[name].progress = self._progress
         return self._loaded[name]
 
 
@@ -97,6 +109,15 @@ class Chain(Pruner):
         self.pruners = list(pruners)
         self.name = "+".join(pruner.name for pruner in self.pruners)
         self.decision = self.pruners[-1].decision
+
+    @property
+    def progress(self) -> Progress | None:
+        return self.pruners[-1].progress
+
+    @progress.setter
+    def progress(self, progress: Progress | None) -> None:
+        for pruner in self.pruners:
+            pruner.progress = progress
 
     def logits(self, matches: Correspondences) -> Tensor:
         return torch.as_tensor(self.batch([matches])[0].logits)

@@ -64,6 +64,8 @@ class Pruner(ABC):
     """As `load` takes it."""
     decision: float = 0.0
     """The logit above which a match is kept."""
+    progress: Callable[[int, int], object] | None = None
+    """Called by networks on a CPU after each block, with the steps done and all steps."""
 
     @abstractmethod
     def logits(self, matches: Correspondences) -> Tensor:

@@ -34,7 +34,7 @@ from ananet.twoview.refinement import refine as refine_matches
 from ananet.twoview.result import PhotoMatches
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PreparedPhoto:
     """What pairs need of a photo: its keypoints, a small copy to draw on, and its focal length."""
 
@@ -52,6 +52,9 @@ class PreparedPhoto:
     """What the photo was read from."""
     milliseconds: float = 0.0
     """Time to detect the keypoints."""
+
+    def __repr__(self) -> str:
+        return f"PreparedPhoto({self.name}, {self.size[0]} x {self.size[1]} pixels, {len(self.features)} keypoints)"
 
     @property
     def scaling(self) -> np.ndarray:

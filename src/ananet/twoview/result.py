@@ -17,8 +17,8 @@ from ananet.errors import InputError
 from ananet.estimators import Pose
 from ananet.estimators.base import IN_WORDS
 from ananet.features import Features
-from ananet.io.files import atomic_path, save_arrays
-from ananet.io.images import as_photo, save_picture
+from ananet.io.files import atomic_path, is_file, save_arrays
+from ananet.io.images import as_photo, check_picture, save_picture
 from ananet.pruners import Pruned
 from ananet.twoview.cameras import Cameras
 from ananet.twoview.drawing import Panel, draw_matches, draw_motions, make_panel
@@ -218,6 +218,7 @@ class PhotoMatches:
             if (values := getattr(self.matches, name)) is not None
         }
         arrays |= {name: _numpy(getattr(self.kept, name)) for name in ("mask", "scores", "logits")}
+        arrays["overlap"] = np.array(self.overlap.found)
         if self.refined is not None:
             # How alike the photos are around both points of a kept match, NaN for the others.
             arrays["correlation"] = np.full(len(self.matches), np.nan, np.float32)
@@ -251,6 +252,8 @@ class PhotoMatches:
     ) -> np.ndarray:
         """Draw all kept matches between the two photos; if motions were asked for, each in its colour.
 
+        The caption says so if the photos do not seem to show the same scene.
+
         Args:
             path: picture file to write.
             show_removed: draw removed matches too, beneath the kept ones.
@@ -259,12 +262,15 @@ class PhotoMatches:
         Returns:
             [H x W x 3] uint8 BGR.
         """
+        if path is not None:
+            check_picture(path, *filter(is_file, map(Path, self.names)))
         panels = self.panels if images is None else tuple(make_panel(as_photo(image).pixels) for image in images)
         if panels[0] is None or panels[1] is None:
             raise InputError("images: expected both photos, since the matches were made from Features, got none")
         shown = (panels[0], panels[1], *self.matches.numpy_points())
         detector = self.detector.partition("@")[0].upper()
-        caption = f"{self.pruner}: kept {self.count} of {len(self.matches)} {detector} matches"
+        verdict = "" if self.overlap.found else "NO OVERLAP; "
+        caption = f"{verdict}{self.pruner}: kept {self.count} of {len(self.matches)} {detector} matches"
         if self.motions is not None:
             labels = _numpy(self.motions.labels)
             picture = draw_motions(*shown, labels, f"{caption}, motions: {len(self.motions)}")
