@@ -88,7 +88,7 @@ def test_what_is_beside_a_pair_changes_nothing(monkeypatch):
 
 def test_answers_come_as_the_points_came(monkeypatch):
     _, whole = pruners()
-    m = make_problem(20, 10).matches
+    m = make_problem(20, 10).matches.to("cpu")
     tensors = whole(m.points0, m.points1, K0=m.K0, K1=m.K1)
     assert all(isinstance(x, torch.Tensor) for x in (tensors.mask, tensors.scores, tensors.logits))
     monkeypatch.setattr(calls, "_on_host", lambda pair: False)
