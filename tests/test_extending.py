@@ -93,7 +93,7 @@ def test_names_that_nobody_added_are_told():
         (lambda: ananet.load("toys"), "pruner: expected one of .* every-other, all,"),
         (
             lambda: DETECTORS.make("grid@stride=3"),
-            "options of the detector 'grid': expected some of",
+            "of detector 'grid': it has",
         ),
         (lambda: NetworkSettings.from_dict({"name": "oracle"}), "network: expected one of toy, .*, got 'oracle'"),
     ):

@@ -22,7 +22,7 @@ def test_no_gpu_is_said(monkeypatch):
         choose_device("cuda")
 
 
-@pytest.mark.parametrize("wrong", ["toaster", "", "meta", None, 1.5, "cpu:x"])
+@pytest.mark.parametrize("wrong", ["gpu", "toaster", "", None, 1.5, "cpu:x"])
 def test_wrong_devices_are_named(wrong):
-    with pytest.raises(InputError, match="device: expected 'auto', 'cpu' or a GPU that is here, got "):
+    with pytest.raises(InputError, match=r"device: expected 'auto', 'cpu' or 'cuda', got [^(]*$"):
         choose_device(wrong)

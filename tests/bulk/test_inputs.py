@@ -120,7 +120,7 @@ def test_lists_of_photos(tmp_path):
             ("a", "b"), ("a", "c"), (None, None), ("with blank", "other blank"), (None, None),
             (None, None), (None, None), (None, None),
         ]  # fmt: skip
-        assert "expected two names, with a tab between them if they contain blanks, got 'd e f'" in pairs[2].error
+        assert "expected two names, with a tab between them if they contain spaces, got 'd e f'" in pairs[2].error
     assert source.photos() == ["a", "b", "c", "with blank", "other blank"]
 
 

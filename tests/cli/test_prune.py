@@ -39,7 +39,7 @@ def test_motions_are_stored(problem, tmp_path, run):
     assert (stored["motions"] == 0).sum() == motions["motions"][0]["support"]
     assert (stored["motions"][~stored["mask"]] == -1).all()
     code, out, _ = run("prune", tmp_path / "m.npz", "--pruner", "magsac", "--motions")
-    assert code == 0 and "one motion: " in out
+    assert code == 0 and "motions  1: " in out
 
 
 def test_everything_that_matches_can_have_is_read(problem, tmp_path, run):
@@ -82,7 +82,10 @@ def test_prune_wrong_files(tmp_path, run):
         (tmp_path / "text.npz", "not a readable .npz"),
         (tmp_path / "array.npz.npy", "got a single array"),
         (write("less.npz", points0=points), "expected arrays points0, points1"),
-        (write("more.npz", points0=points, points1=points, colour=points), "got points0, points1, colour"),
+        (
+            write("more.npz", points0=points, points1=points, colour=points),
+            "unknown array colour: expected arrays points0, ",
+        ),
         (
             write("pickle.npz", points0=np.array([{}], dtype=object), points1=points),
             "points0: expected real numbers, got an array of Py",

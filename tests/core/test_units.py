@@ -48,7 +48,7 @@ def test_sizes_that_are_none(sizes):
             POINTS[:, ::-1],
             None,
             SIZE,
-            "points0: outside the image, inside if x and y, or width and height, are swapped",
+            r"points0: points lie outside the image; are x and y \(or width and height\) swapped\?",
         ),
         (POINTS, None, SIZE[::-1], "swapped"),
         (POINTS * 4, None, SIZE, "points0: most are outside the image of image_size0; are they of another resolution"),

@@ -145,7 +145,7 @@ def test_folders_are_checked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="that can be read, got 0"):
         reconstruct(tmp_path, tmp_path / "scene", progress=False)
     (tmp_path / "b c.jpg").write_bytes(b"")
-    with pytest.raises(InputError, match="blanks and underscores"):
+    with pytest.raises(InputError, match="spaces and underscores"):
         reconstruct(tmp_path, tmp_path / "scene")
 
 

@@ -219,7 +219,7 @@ def test_names_and_options():
     [
         ("lmeds", "estimator: expected one of poselib, ransac, magsac, eight-point, got 'lmeds'"),
         ("ransac@threshold=high", "threshold: expected a number, got 'high'"),
-        ("ransac@loss=huber", "options of the estimator 'ransac': expected some of threshold, confidence, use_scores"),
+        ("ransac@loss=huber", "unknown option loss of estimator 'ransac': it has threshold, confidence, use_scores"),
         ("magsac@threshold", "estimator: expected an option as name=value after '@', got 'threshold'"),
         (7, "estimator: expected a name, got 7"),
     ],

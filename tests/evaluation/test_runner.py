@@ -219,7 +219,7 @@ def test_protocols_and_several_sources(world, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["nothing", "--pruner", "all"], "source: expected a file or folder, there is no nothing"),
+        (["nothing", "--pruner", "all"], "source: no such file or folder: nothing"),
         (["scenes", "--pruner", "wrong"], "pruner: expected one of "),
         (["scenes", "--pruner", "all,all"], "pruner: expected different names"),
         (

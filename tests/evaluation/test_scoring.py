@@ -95,7 +95,7 @@ def test_summaries_by_hand():
     ("settings", "message"),
     [
         ({"estimators": ("ransac", "lmeds")}, "expected one of poselib, ransac, magsac, eight-point, got 'lmeds'"),
-        ({"estimators": ("ransac@loss=cauchy",)}, "options of the estimator 'ransac': expected some of"),
+        ({"estimators": ("ransac@loss=cauchy",)}, "unknown option loss of estimator 'ransac': it has"),
         ({"estimators": ("ransac@threshold",)}, "expected an option as name=value"),
         ({"estimators": ("ransac", "ransac")}, "estimators: expected different ones"),
         ({"estimators": "ransac"}, "estimators: expected a list of texts"),

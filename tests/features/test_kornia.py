@@ -163,7 +163,7 @@ def test_what_cannot_be_matched(tmp_path, monkeypatch):
         ("lighterglue", "aliked", "matcher 'lighterglue': expected keypoints of xfeat, got 'aliked'"),
         ("lightglue@threshold=2", "aliked", "threshold: expected a number from 0 to 1"),
         (f"lighterglue@weights={tmp_path / 'a.safetensors'}", "xfeat", "expected weights of xfeat-lighterglue, got"),
-        ("lightglue@neighbours=2", "aliked", "options of the matcher 'lightglue': expected some of threshold"),
+        ("lightglue@neighbours=2", "aliked", "unknown option neighbours of matcher 'lightglue': it has threshold"),
         ("superglue", "aliked", "matcher: expected one of nearest, lightglue, lighterglue, got 'superglue'"),
     ):
         with pytest.raises(InputError, match=message):

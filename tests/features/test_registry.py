@@ -20,7 +20,7 @@ def test_names_and_options():
     [
         ("surf", "detector: expected one of sift, orb, aliked, disk, xfeat, superpoint, stored, got 'surf'"),
         (None, "detector: expected a name, got None"),
-        ("sift@colour=1", "options of the detector 'sift': expected some of max_keypoints, contrast_threshold"),
+        ("sift@colour=1", "unknown option colour of detector 'sift': it has max_keypoints, contrast_threshold"),
         ("sift@max_keypoints", "detector: expected an option as name=value after '@', got 'max_keypoints'"),
         ("sift@max_keypoints=many", "max_keypoints: expected a whole number, got 'many'"),
     ],

@@ -25,7 +25,10 @@ def test_arrays_beside_the_matches(tmp_path):
     np.savez(tmp_path / "a.npz", points0=POINTS, points1=POINTS, motion=np.arange(5), other=np.zeros(2))
     assert set(read_arrays(tmp_path / "a.npz", ("motion",))) == {"points0", "points1", "motion"}
     assert set(read_some(tmp_path / "a.npz", ("motion", "none"))) == {"motion"}
-    with pytest.raises(InputError, match="expected arrays points0, points1 and optionally K0.*got .*motion"):
+    with pytest.raises(
+        InputError,
+        match="unknown array motion, other: expected arrays points0.*did you mean 'motions'",
+    ):
         read_arrays(tmp_path / "a.npz")
     data = (tmp_path / "a.npz").read_bytes()
     with pytest.raises(InputError, match=r"sent: expected at most 100 bytes of arrays, got \d+"):

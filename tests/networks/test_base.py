@@ -129,7 +129,7 @@ def test_pretrained_networks_take_batches_with_masks(network, name):
 
 
 def test_pretrained_weights_of_another_network_or_of_none():
-    with pytest.raises(InputError, match=r"cne holds a CNe, not a ANANet; use CNe.from_pretrained"):
+    with pytest.raises(InputError, match=r"cne is for CNe, not ANANet; use CNe.from_pretrained"):
         ANANet.from_pretrained("cne")
     with pytest.raises(InputError, match="weights: expected one of .*ananet.* or a .safetensors file, got 'nothing'"):
         ANANet.from_pretrained("nothing")

@@ -28,9 +28,7 @@ def test_learned_pruner_needs_cameras_or_sizes(weights):
 
 
 def test_an_option_that_weights_do_not_have(weights):
-    with pytest.raises(
-        InputError, match="options of the pruner .*expected some of threshold, conflict_odds, got colour"
-    ):
+    with pytest.raises(InputError, match="unknown option colour of pruner .*: it has threshold, conflict_odds"):
         ananet.load(weights / "plain.safetensors", colour=1)
 
 

@@ -95,11 +95,16 @@ def test_loading():
         (("a" * 300,), "pruner: expected one of .*, got 'aaa"),
         (("a\0b",), "pruner: expected one of"),
         (("",), "pruner: expected one of .*, got ''"),
-        (("+",), "pruner: expected one of .*, got ''"),
+        (("+",), r"pruner: expected one of .*, got '\+'"),
+        (("magsac++",), r"pruner: expected one of .*, got 'magsac\+\+'"),
+        (
+            ("ratio@treshold=1",),
+            "unknown option treshold of pruner 'ratio': it has threshold; did you mean 'threshold'",
+        ),
     ]:
         with pytest.raises(InputError, match=message):
             ananet.load(*wrong)
-    with pytest.raises(InputError, match="options of the pruner 'gms': expected .*, got colour"):
+    with pytest.raises(InputError, match="unknown option colour of pruner 'gms': it has "):
         ananet.load("gms", colour="green")
     with pytest.raises(InputError, match="threshold: expected a ratio between 0 and 1, got 2"):
         ananet.load("ratio", threshold=2)
@@ -118,8 +123,8 @@ def test_options_come_with_the_name(problem, weights):
     for wrong, message in [
         ("ratio@threshold", "pruner: expected an option as name=value after '@', got 'threshold'"),
         ("ratio@threshold=high", "threshold: expected a number, got 'high'"),
-        ("all@conflict_odds=1", "expected none, got conflict_odds"),
-        ("ratio@colour=1", "options of the pruner 'ratio': expected some of threshold, got colour"),
+        ("all@conflict_odds=1", "unknown option conflict_odds of pruner 'all': it has none"),
+        ("ratio@colour=1", "unknown option colour of pruner 'ratio': it has threshold"),
         ("nonsense@threshold=1", "expected one of .*, got 'nonsense'"),
     ]:
         with pytest.raises(InputError, match=message):

@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from ananet.errors import InputError
 from ananet.recipes import recipe_path, recipes
 from ananet.recipes.index import FOLDER
 from ananet.training.settings import TrainSettings
@@ -10,8 +11,10 @@ from ananet.training.settings import TrainSettings
 def test_recipes_by_name_and_files_by_path(tmp_path):
     assert {"ananet", "ananet-quadratic", "ananet-ratio"} <= set(recipes())
     assert recipe_path("ananet") == FOLDER / "ananet.toml"
+    (tmp_path / "mine.toml").touch()
     assert recipe_path(str(tmp_path / "mine.toml")) == tmp_path / "mine.toml"
-    assert str(recipe_path("mine.toml")) == "mine.toml"
+    with pytest.raises(InputError, match="expected a recipe .*trunk.* got 'annanet'; did you mean 'ananet'"):
+        recipe_path("annanet")
 
 
 @pytest.mark.parametrize("name", recipes())

@@ -7,6 +7,7 @@ from ananet import InputError
 from ananet.cli.main import main
 from ananet.networks import ANANetSettings, load_network
 from ananet.recipes import recipe_path, recipes
+from ananet.training import train
 from ananet.training.loop import WEIGHTS
 from ananet.training.settings import TrainSettings
 
@@ -70,7 +71,7 @@ def test_wrong_settings_are_told_in_one_line(text, message, tmp_path, capsys):
 
 def test_a_missing_file_is_told(tmp_path, capsys):
     assert main(["train", str(tmp_path / "none.toml")]) == 2
-    assert "settings: no file" in capsys.readouterr().err
+    assert "settings: expected a recipe (ananet, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -83,6 +84,7 @@ def test_recipes_that_come_along_are_valid(name):
 def test_recipes_go_by_name_and_others_by_path(tmp_path):
     assert {"ananet", "ananet-ratio", "ananet-quadratic", "trunk"} <= set(recipes())
     assert recipe_path("ananet").parent.name == "recipes"
+    (tmp_path / "mine.toml").touch()
     assert recipe_path(str(tmp_path / "mine.toml")) == tmp_path / "mine.toml"
     assert TrainSettings.from_toml(recipe_path("ananet-ratio")).network.side == ("ratio", "mutual", "size", "angle")
 
@@ -100,3 +102,8 @@ def test_changes_leave_out_what_is_none():
     assert settings.replace(steps=None, seed=3) == replace(settings, seed=3)
     with pytest.raises(InputError, match="steps: "):
         settings.replace(steps=0)
+
+
+def test_an_unknown_change_is_named():
+    with pytest.raises(InputError, match="unknown setting step: expected some of .*; did you mean 'steps'"):
+        train(step=4)

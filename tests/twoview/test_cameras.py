@@ -35,7 +35,10 @@ def test_text_of_a_camera_has_limits():
 
 def test_given_cameras_come_before_exif():
     assert choose_cameras(*SIZES).to_dict() == {"source": None, "K0": None, "K1": None}
-    assert choose_cameras(*SIZES, exif_focal0=500).source is None
+    assert choose_cameras(*SIZES).missing is None
+    for missing in (0, 1):
+        unknown = choose_cameras(*SIZES, **{f"exif_focal{1 - missing}": 500})
+        assert unknown.source is None and unknown.missing == missing
     exif = choose_cameras(*SIZES, exif_focal0=500, exif_focal1=600)
     assert exif.source == "exif" and exif.K1[0].tolist() == [600, 0, 99.5]
     focal = choose_cameras(*SIZES, focal=700, exif_focal0=500, exif_focal1=600)

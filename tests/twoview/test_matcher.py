@@ -158,9 +158,9 @@ def test_wrong_arguments_are_named(pair, tmp_path):
         ({"pruner": "nonsense"}, "pruner: expected one of"),
         ({"estimator": "lmeds"}, "estimator: expected one of"),
         ({"device": "toaster"}, "device: expected"),
-        ({"detector": None}, "detector: expected a name or a Detector, got None"),
-        ({"detector": 3}, "detector: expected a name or a Detector, got 3"),
-        ({"estimator": None}, "estimator: expected a name or a Estimator, got None"),
+        ({"detector": None}, "detector: expected a name or an instance of Detector, got None"),
+        ({"detector": 3}, "detector: expected a name or an instance of Detector, got 3"),
+        ({"estimator": None}, "estimator: expected a name or an instance of Estimator, got None"),
         ({"threshold": 0.9, "pruner": ananet.load("ratio")}, "threshold: expected together with the name of a pruner"),
         ({"longest_side": 0}, "longest_side: expected a whole number of at least 32, got 0"),
         ({"K0": pair.K0, "pruner": "ratio"}, "K0 and K1: expected both or neither, K1 is missing"),
@@ -272,5 +272,8 @@ def test_focal_lengths_from_exif_are_used(pair, tmp_path):
     np.testing.assert_array_equal(found.pose.R, match_photos(*both, pruner="ratio").pose.R)
     opened = match_photos(*(Image.open(path) for path in both), pruner="ratio")
     assert opened.cameras.to_dict() == found.cameras.to_dict()
-    assert match_photos(*both, pruner="ratio", use_exif=False).cameras.source is None
+    without = match_photos(*both, pruner="ratio", use_exif=False)
+    assert without.cameras.source is None and "the focal length is not known" in without.pose_summary
+    one = match_photos(both[0], pair.image1, pruner="ratio", names=["a", "b"])
+    assert "the focal length of b (no EXIF) is not known" in one.pose_summary and " of b (no EXIF)" in one.summary()
     assert match_photos(*both, pruner="ratio", focal=900).cameras.K0[0, 0] == 900

@@ -266,7 +266,7 @@ def test_as_plain_numbers(three):
     plain = motions.to_dict()
     assert plain["count"] == 3 and plain["none"] == int((motions.labels == -1).sum())
     assert np.shape(plain["motions"][0]["model"]) == (3, 3)
-    assert in_words(plain).startswith("3 motions: ")
+    assert in_words(plain).startswith("3: ")
 
 
 @pytest.mark.parametrize(

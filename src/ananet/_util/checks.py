@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
@@ -151,6 +152,16 @@ def describe(kind: Any) -> str:
     return words.get(kind, getattr(kind, "__name__", str(kind)))
 
 
+def like(name: str, names: Iterable[str]) -> str:
+    """The end of an error text for an unknown name: the known one that was probably meant, if there is one.
+
+    >>> like("anannet", ["ananet", "ratio"])
+    "; did you mean 'ananet'?"
+    """
+    found = get_close_matches(str(name)[:80], list(names), 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Base of all settings: frozen, every field checked by its type, `check` for what types cannot say."""
@@ -169,11 +180,7 @@ class Settings:
         """Settings from a mapping, such as a section of a TOML file; an unknown name is an error."""
         if not isinstance(values, Mapping):
             raise InputError(f"{prefix or 'settings'}: expected names and values, got {values!r}")
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(str(name) for name in set(values) - set(known))
-        if unknown:
-            names = ", ".join(prefix + name for name in unknown)
-            raise InputError(f"unknown setting {names}: expected some of {', '.join(known)}")
+        check_names(cls, values, prefix)
         try:
             return cls(**values)
         except InputError as error:
@@ -181,3 +188,12 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def check_names(settings: type[Settings], names: Iterable[Any], prefix: str = "") -> None:
+    """Raise if a name is not that of a setting."""
+    known = [field.name for field in fields(settings)]
+    unknown = sorted(str(name) for name in set(names) - set(known))
+    if unknown:
+        got = ", ".join(prefix + name for name in unknown)
+        raise InputError(f"unknown setting {got}: expected some of {', '.join(known)}{like(unknown[0], known)}")

@@ -27,12 +27,15 @@ def choose_device(device: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"device: expected 'auto', 'cpu' or 'cuda', got {device!r}") from None
+    try:
         if chosen.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("PyTorch sees no CUDA GPU here")
         torch.zeros(1, device=chosen).item()
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"device: expected 'auto', 'cpu' or a GPU that is here, got {device!r} ({reason})") from None
+        raise InputError(f"device: expected 'auto', 'cpu' or an available GPU, got {device!r} ({reason})") from None
     return chosen
 
 

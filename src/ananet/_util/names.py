@@ -6,12 +6,11 @@ An option is a parameter with a default of whatever makes the thing; its annotat
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
-from ananet._util.checks import checked, describe, parsed
+from ananet._util.checks import checked, describe, like, parsed
 from ananet.errors import InputError
 
 Thing = TypeVar("Thing")
@@ -82,16 +81,6 @@ class Registry(Generic[Thing]):
         return made
 
 
-def like(name: str, names: Iterable[str]) -> str:
-    """The end of an error text for an unknown name: the known one that was probably meant, if there is one.
-
-    >>> like("anannet", ["ananet", "ratio"])
-    "; did you mean 'ananet'?"
-    """
-    found = get_close_matches(str(name)[:80], list(names), 1)
-    return f"; did you mean {found[0]!r}?" if found else ""
-
-
 class Option(NamedTuple):
     """A parameter that may come with a name."""
 
@@ -120,8 +109,8 @@ def read_options(
     known = options_of(make)
     unknown = [name for name in (*texts, *values) if name not in known]
     if unknown:
-        expected = f"some of {', '.join(known)}" if known else "none"
-        raise InputError(f"options of the {what}: expected {expected}, got {', '.join(unknown)}")
+        has = ", ".join(known) or "none"
+        raise InputError(f"unknown option {', '.join(unknown)} of {what}: it has {has}{like(unknown[0], known)}")
     read = {name: parsed(name, text, known[name].kind) for name, text in texts.items()}
     return read | {name: checked(name, value, known[name].kind) for name, value in values.items()}
 

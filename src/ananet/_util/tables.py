@@ -1,7 +1,16 @@
-"""Rows of results as aligned text or Markdown."""
+"""Results as text: counts, and tables in aligned text or Markdown."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+
+def count(number: int, word: str) -> str:
+    """A number of things.
+
+    >>> count(1, "pair"), count(2, "pair")
+    ('1 pair', '2 pairs')
+    """
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def format_table(rows: Sequence[Mapping[str, Any]], style: str = "text", decimals: int = 3) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ananet._util.defaults import RECONSTRUCTION_PRUNER
+from ananet._util.tables import count
 from ananet.cli.arguments import add_json, add_min_matches, add_pruner, print_json
 from ananet.errors import InputError
 from ananet.io.files import check_file, check_output
@@ -55,7 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(_facts(summary) | {"output": written})
         return 0
-    print(_sentence(summary) + (f", written to {written}" if written else ", nothing written"))
+    print(
+        _sentence(summary)
+        + (f", written to {written}" if written and (summary.pairs or arguments.output) else ", nothing written")
+    )
     if not summary.pairs:
         print("no pairs with matches in the database" if arguments.prune else "no pairs of images to match")
     if written and summary.geometries_removed and not arguments.verify:
@@ -96,8 +100,8 @@ def _facts(summary: Summary) -> dict[str, Any]:
 
 def _sentence(summary: Summary) -> str:
     took = ", ".join(name for name in summary.used if name != summary.pruner)
-    parts = [summary.pruner + (f" (chose {took})" if took else "") + f": {summary.pairs} pairs"]
-    parts += [f"{summary.before} matches before and {summary.after} after", f"{summary.dropped} pairs dropped"]
+    parts = [summary.pruner + (f" (chose {took})" if took else "") + f": {count(summary.pairs, 'pair')}"]
+    parts += [f"{summary.before} matches before and {summary.after} after", f"{count(summary.dropped, 'pair')} dropped"]
     if summary.skipped:
         parts.append(f"{summary.skipped} pairs were pruned before")
     if summary.unseen:

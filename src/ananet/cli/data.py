@@ -9,13 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ananet._util.tables import count, format_table
 from ananet.cli.arguments import add_candidates, add_detector, add_json, detector_name, numbers, print_result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    build = actions.add_parser("build", help="training pairs from posed photos")
+    def add_action(name: str, summary: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+
+    build = add_action("build", "make labelled training pairs from photos with known poses")
     text = (
         "photos with known cameras: a scene (images/ beside sparse/, a COLMAP model), a folder of scenes, or any other "
         "form that 'ananet evaluate' reads"
@@ -24,20 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("out", type=Path, help="output folder; an interrupted build continues there")
     add_detector(build)
     add_candidates(build)
-    text = "most pairs per scene and scale (default: 1000)"
+    text = "maximum number of pairs per scene and scale, if no pairs.txt or pair list prescribes them (default: 1000)"
     build.add_argument("--pairs-per-scene", type=int, default=1000, metavar="N", help=text)
     text = "scales at which every photo is used, such as 1,0.6 (default: 1)"
     build.add_argument("--scales", default="1", metavar="A,B,...", help=text)
-    build.add_argument("--seed", type=int, default=0)
+    build.add_argument("--seed", type=int, default=0, help="seed for the choice of pairs (default: 0)")
     build.add_argument("--workers", type=int, help="threads (default: one per core)")
     add_json(build)
 
-    sfm = actions.add_parser("sfm", help="poses for photos that have none, by structure from motion")
+    sfm = add_action("sfm", "find the poses of photos by structure from motion (needs the extra colmap)")
     sfm.add_argument("photos", type=Path, help="folder of photos")
     sfm.add_argument("out", type=Path, help="folder for the scene")
     add_json(sfm)
 
-    inspect = actions.add_parser("inspect", help="table and picture of training pairs")
+    inspect = add_action("inspect", "print a table of training pairs and draw some of them (needs the extra plots)")
     inspect.add_argument("pairs", type=Path, help="folder that 'ananet data build' wrote")
     inspect.add_argument("-o", "--output", type=Path, default=Path("pairs.png"), help="picture (default: pairs.png)")
     inspect.add_argument("--seed", type=int, default=0, help="seed for the choice of pairs")
@@ -69,8 +73,9 @@ def run_build(arguments: argparse.Namespace) -> int:
         "out": str(arguments.out),
     }
     text = (
-        f"{result['pairs']} pairs of {result['photos']} photos in {result['scenes']} scenes "
-        f"({result['skipped_photos']} photos skipped), {size / 1e6:.1f} MB in {len(index['shards'])} shards, "
+        f"{count(result['pairs'], 'pair')} of {result['photos']} photos in {count(result['scenes'], 'scene')} "
+        f"({count(result['skipped_photos'], 'photo')} skipped), "
+        f"{size / 1e6:.1f} MB in {count(len(index['shards']), 'shard')}, "
         f"{result['seconds']:g} s: {arguments.out}"
     )
     return print_result(arguments, result, text)
@@ -90,7 +95,6 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from ananet._util.plots import import_matplotlib
-    from ananet._util.tables import format_table
     from ananet.errors import InputError
     from ananet.io.images import check_picture, save_picture
 
@@ -109,6 +113,6 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     facts = [facts_of(pairs[number], scene_of[number]) for number in bar]
     rows = facts_by_scene(pairs, facts)
     save_picture(arguments.output, draw_pair_set(pairs, facts, arguments.seed))
-    words = f"{len(pairs)} pairs. Picture: {arguments.output} (distinctive matches, green labelled right, red wrong)"
+    words = f"{count(len(pairs), 'pair')}. Picture: {arguments.output} (distinctive matches, green: right, red: wrong)"
     result = {**facts_as_json(rows, facts), "picture": str(arguments.output)}
     return print_result(arguments, result, f"{format_table(rows)}\n\n{words}")

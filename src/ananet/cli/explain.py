@@ -107,10 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _print(summary: dict[str, Any], top: int, good: str, has_network: bool) -> None:
     for path in summary["pictures"]:
         print(f"{path}: {MEANINGS[Path(path).stem].format(good=good)}")
-    if good == "kept":
-        print(
-            "No cameras and pose were given, so green means kept and red removed in context.png, not right and wrong."
-        )
+    if good == "kept" and "context" in summary:
+        print("Without --pose, green means kept and red removed in context.png, not right and wrong.")
     if not has_network:
         print("None of the pruners is a single network, so there is no attention to show.")
     if "shared" in summary:
@@ -188,8 +186,8 @@ def _draw_attention(
     for one, attended in zip(pair, both, strict=True):
         own = np.setdiff1d(attended, common)
         caption = (
-            f"{where}: the {len(attended)} matches that the green one attends to most: {len(common)} of both "
-            f"(yellow), {len(own)} of this one only (blue); {good[attended].mean():.0%} {word}"
+            f"{where}: the {len(attended)} matches that the green one attends to most: {len(common)} shared "
+            f"with the other (yellow), {len(own)} its own (blue); {good[attended].mean():.0%} {word}"
         )
         groups, strong = [(own, BLUE), (common, YELLOW)], [(np.array([one]), GREEN)]
         rows.append(draw_groups(panel0, panel1, *found.matches.numpy_points(), groups, caption, strong=strong))

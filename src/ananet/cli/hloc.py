@@ -6,6 +6,7 @@ import warnings
 from dataclasses import asdict
 from pathlib import Path
 
+from ananet._util.tables import count
 from ananet.cli.arguments import add_json, add_pruner, print_json
 
 
@@ -43,5 +44,5 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({**asdict(summary), "output": str(arguments.output)})
     else:
         kept = f"kept {summary.kept} of {summary.matches} matches, {summary.empty} pairs have none left"
-        print(f"{summary.pairs} pairs: {kept}, written to {arguments.output}")
+        print(f"{count(summary.pairs, 'pair')}: {kept}, written to {arguments.output}")
     return 0

@@ -27,7 +27,7 @@ COMMANDS = {
     "web": "start a page in the browser, and an HTTP service",
     "data": "make training pairs from photos",
     "evaluate": "measure pruners on pairs with known truth",
-    "explain": "show what a trained network sees in two photos",
+    "explain": "show what a trained network sees in two photos (needs the extra plots)",
     "train": "train ANA-Net, or fine-tune it on your own pairs",
 }
 

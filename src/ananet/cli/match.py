@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ananet._util.checks import check_positive, check_probability, check_whole_number
 from ananet._util.defaults import ESTIMATOR, MATCH_FILES, THRESHOLD_PIXELS
+from ananet._util.tables import count
 from ananet.cli import arguments as shared
 from ananet.errors import InputError
 from ananet.io.files import check_output
@@ -51,8 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_matcher(parser)
     shared.add_pruner(parser)
     shared.add_threshold(parser)
-    text = "pose estimator: poselib (the most accurate), ransac or magsac; NAME@option=value sets an option, such as "
-    text += f"poselib@match_selection=all for a pose of all kept matches (default: {ESTIMATOR})"
+    text = (
+        "pose estimator: poselib (the most accurate), ransac, magsac or eight-point; NAME@option=value sets an option, "
+    )
+    text += f"such as poselib@match_selection=all for a pose of all kept matches (default: {ESTIMATOR})"
     add("--estimator", default=ESTIMATOR, metavar="NAME", help=text)
     thresholds = f"0.75 for poselib, {THRESHOLD_PIXELS:g} for the others"
     add("--pose-threshold", type=float, metavar="PX", help=f"the estimator's inlier threshold (default: {thresholds})")
@@ -211,6 +214,5 @@ def _match_many(
     if arguments.json:
         shared.print_json(results)
     if unreadable or apart:
-        count = f"of {len(pairs)} pairs, {apart} do not seem to show the same scene and {unreadable} could not be used"
-        print(count, file=sys.stderr)
+        print(f"{count(len(pairs), 'pair')}: {apart} without overlap, {unreadable} unreadable", file=sys.stderr)
     return UNREADABLE if unreadable else NO_OVERLAP if apart else 0

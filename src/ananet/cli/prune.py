@@ -50,5 +50,5 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     print(f"{kept.pruner}: kept {count} of {len(matches)} matches, written to {output}")
     if motions is not None:
-        print(in_words(motions.to_dict()))
+        print(f"motions  {in_words(motions.to_dict())}")
     return 0

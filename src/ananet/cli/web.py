@@ -30,7 +30,7 @@ LIMITS: tuple[tuple[str, int | float, str, str], ...] = (
     ("--timeout", 60.0, "S", "seconds per request"),
     ("--longest-side", 1600, "PX", "larger photos are scaled down before keypoints are detected"),
     ("--batch-wait", 5.0, "MS", "how long a pair waits for others"),
-    ("--batch-pairs", 16, "N", "most pairs pruned together"),
+    ("--batch-pairs", 16, "N", "maximum number of pairs pruned together"),
 )
 
 

@@ -470,7 +470,7 @@ def unit_doubt(
         if right > width or bottom > height:
             outside = float(((points < -1) | (points > image_size)).any(axis=1).mean())
             if outside > MIN_OUTSIDE and right <= height and bottom <= width:
-                return f"points{number}: outside the image, inside if x and y, or width and height, are swapped"
+                return f"points{number}: points lie outside the image; are x and y (or width and height) swapped?"
             if outside > MOST_OUTSIDE:
                 image = f"the image of image_size{number}"
                 return f"points{number}: most are outside {image}; are they of another resolution?"

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from ananet._util.checks import Settings, check_positive, check_whole_number
 from ananet._util.defaults import DETECTOR, INLIER_DISTANCE, MAX_KEYPOINTS
+from ananet._util.tables import count
 from ananet.core import geometry
 from ananet.datasets.base import PairTable, PosedImage, PosedPair, PosedScene, join, table_from_arrays
 from ananet.datasets.formats.shards import KEYPOINT_LIMIT, nbytes, read_index, read_table, write_index, write_table
@@ -52,9 +53,9 @@ class BuildSettings(Settings):
     scales: tuple[float, ...] = (1.0,)
     """Scales at which each photo is used, each with its own keypoints and pairs; points are in original pixels."""
     pairs_per_scene: int = 1000
-    """At most so many per scene and scale; a pair and its reverse count as two."""
+    """Maximum per scene and scale, if no list prescribes the pairs; a pair and its reverse count as two."""
     candidates_per_scene: int = 20_000
-    """At most so many pairs are tried, those of the nearest cameras first."""
+    """Maximum number of pairs that are tried, those of the nearest cameras first."""
     least_consistent: int = 20
     """Mutual matches that agree with the true pose; photos without overlap have up to about 8 by chance."""
     least_parallax: float = 1.0
@@ -356,7 +357,7 @@ def _assemble(out: Path, staging: Path, scenes: int, settings: BuildSettings) ->
 
 
 def _summary(facts: dict[str, Any]) -> str:
-    line = f"{facts['name']}: {len(set(facts['images']))} photos, {facts['pairs']} pairs"
+    line = f"{facts['name']}: {len(set(facts['images']))} photos, {count(facts['pairs'], 'pair')}"
     if facts["mean_inlier_ratio"] is not None:
         line += f", {facts['mean_inlier_ratio']:.1%} inliers"
     if facts["unreadable"]:

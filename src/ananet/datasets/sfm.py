@@ -43,7 +43,7 @@ class Reconstruction:
     """`images/` and `sparse/`, as `read_posed_scene` takes it."""
     photos: int
     registered: tuple[str, ...]
-    """Names in `images/` of the photos with a pose, with underscores for blanks."""
+    """Names in `images/` of the photos with a pose, with underscores for spaces."""
     left_out: tuple[str, ...]
     """Names of the photos that could not be read or got no pose."""
     points: int
@@ -258,7 +258,7 @@ class _Run:
 
 
 def _find_photos(folder: Path) -> dict[str, Path]:
-    """Return photos by relative name, sorted. Blanks become underscores, since COLMAP's pair lists split there."""
+    """Return photos by relative name, sorted. Spaces become underscores, since COLMAP's pair lists split there."""
     if not folder.is_dir():
         raise InputError(f"photos: expected a folder, got {folder}")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PHOTO_SUFFIXES and path.is_file())
@@ -266,7 +266,7 @@ def _find_photos(folder: Path) -> dict[str, Path]:
         raise InputError(f"photos: expected at least {MIN_PHOTOS} photos in {folder}, got {len(paths)}")
     photos = {re.sub(r"\s", "_", path.relative_to(folder).as_posix()): path for path in paths}
     if len(photos) < len(paths):
-        raise InputError(f"photos: expected names that differ in more than blanks and underscores in {folder}")
+        raise InputError(f"photos: expected names that differ in more than spaces and underscores in {folder}")
     return photos
 
 

@@ -209,7 +209,7 @@ def open_source(path: str | Path, *, image_folder: str | Path | None = None) -> 
     """
     path = Path(path)
     if not path.exists():
-        raise InputError(f"source: expected a file or folder, there is no {path}")
+        raise InputError(f"source: no such file or folder: {path}")
     for name in SOURCES.names:
         kind = cast(type[Source], SOURCES[name])
         if kind.recognises(path):

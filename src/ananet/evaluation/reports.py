@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ananet._util.tables import format_table
+from ananet._util.tables import count, format_table
 from ananet.core.metrics import THRESHOLDS
 from ananet.errors import InputError
 from ananet.evaluation.explain import NEIGHBOURS
@@ -22,11 +22,10 @@ FORM_NAMES = {"cubic": "Cub.", "quadratic": "Qua.", "linear": "Lin."}
 
 def describe(evaluation: Evaluation) -> str:
     """Source and matches in one line."""
-    count = len(set(evaluation.scenes))
-    scenes = "1 scene" if count == 1 else f"{count} scenes"
+    scenes = count(len(set(evaluation.scenes)), "scene")
     reused = f"; predictions reused: {', '.join(evaluation.reused)}" if evaluation.reused else ""
     return (
-        f"{evaluation.source} ({evaluation.kind}): {len(evaluation.names)} pairs of {scenes}, "
+        f"{evaluation.source} ({evaluation.kind}): {count(len(evaluation.names), 'pair')} of {scenes}, "
         f"{evaluation.inlier_ratios.mean():.1%} inliers; {evaluation.matching}{reused}"
     )
 

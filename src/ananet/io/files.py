@@ -173,7 +173,7 @@ def file_sha256(path: str | Path) -> str:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """Return the lines of a UTF-8 text file without surrounding blanks; a byte-order mark is accepted."""
+    """Return the lines of a UTF-8 text file without surrounding whitespace; a byte-order mark is accepted."""
     path = Path(path)
     check_file(path)
     try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from ananet._util.checks import like
 from ananet.errors import InputError
 from ananet.io.files import check_file
 
@@ -57,9 +58,12 @@ def read_arrays(
     required = (*REQUIRED, *more)
 
     def check(names: Sequence[str]) -> None:
-        if not set(required) <= set(names) or not (more or {*REQUIRED, *OPTIONAL, *IGNORED}.issuperset(names)):
-            expected = f"{', '.join(required)} and optionally {', '.join(OPTIONAL)}"
-            raise InputError(f"{path}: expected arrays {expected}, got {_shortened(names)}")
+        expected = f"expected arrays {', '.join(required)} and optionally {', '.join(OPTIONAL)}"
+        if not set(required) <= set(names):
+            raise InputError(f"{path}: {expected}, got {_shortened(names)}")
+        known = (*required, *OPTIONAL, *IGNORED)
+        if not more and (unknown := [name for name in names if name not in known]):
+            raise InputError(f"{path}: unknown array {_shortened(unknown)}: {expected}{like(unknown[0], known)}")
 
     return read_some(path, (*required, *OPTIONAL), data, max_bytes, check)
 

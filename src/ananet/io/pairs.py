@@ -1,6 +1,6 @@
 """Lists of image pairs: UTF-8 text with two names per line.
 
-Blanks separate the names, or a tab if names contain blanks. Empty lines and lines that start with "#" are skipped, and
+Spaces separate the names, or a tab if names contain spaces. Empty lines and lines that start with "#" are skipped, and
 a byte-order mark is accepted.
 """
 
@@ -44,5 +44,5 @@ def pair_of_line(line: str | bytes, more_columns: bool = False) -> tuple[str, st
     line = line.strip()
     names = [name.strip() for name in line.split("\t")] if "\t" in line else line.split()
     if len(names) < 2 or not all(names[:2]) or (len(names) > 2 and not more_columns):
-        raise InputError(f"expected two names, with a tab between them if they contain blanks, got {line!r}")
+        raise InputError(f"expected two names, with a tab between them if they contain spaces, got {line!r}")
     return names[0], names[1]

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ananet._util.checks import Settings
+from ananet._util.checks import Settings, like
 from ananet._util.names import Registry
 from ananet.errors import InputError
 from ananet.io.files import save_tensors
@@ -110,11 +110,12 @@ class Network(nn.Module):
         name = str(name_or_path)
         path = weight_file(name)
         if path is None:
-            raise InputError(f"weights: expected one of {', '.join(bundled())} or a .safetensors file, got {name!r}")
+            expected = f"one of {', '.join(bundled())} or a .safetensors file"
+            raise InputError(f"weights: expected {expected}, got {name!r}{like(name, bundled())}")
         network, _ = load_network(path)
         if not isinstance(network, cls):
             right = type(network).__name__
-            raise InputError(f"weights: {name} holds a {right}, not a {cls.__name__}; use {right}.from_pretrained")
+            raise InputError(f"weights: {name} is for {right}, not {cls.__name__}; use {right}.from_pretrained")
         return network
 
     @abstractmethod

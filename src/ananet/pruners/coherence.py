@@ -200,7 +200,7 @@ def nearest_candidates(points: Tensor, candidates: Tensor, k: int) -> Tensor:
 
 
 class LMF(PossibleMatchesPruner):
-    """Keeps matches that move as a smooth motion of all does.
+    """Keeps matches that agree with a smooth motion fitted to all matches.
 
     Laplacian motion fitting: the closed form of motion coherence that LMCNet builds on (Liu et al., CVPR 2021). Matches
     that are near each other in both images form a graph. The smooth motion m' minimises |m' - m|^2 + eta m'^T L m' with

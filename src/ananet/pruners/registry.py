@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ananet._util.checks import like
 from ananet._util.defaults import PRUNER
 from ananet._util.devices import choose_device
-from ananet._util.names import Option, Registry, labelled, like, options_of, read_options, split_options
+from ananet._util.names import Option, Registry, labelled, options_of, read_options, split_options
 from ananet.errors import InputError
 from ananet.pruners.auto import NETWORKS, Auto, Chain
 from ananet.pruners.base import Pruner
@@ -142,8 +143,8 @@ def look_up(name: str) -> list[Part]:
     if (path := weight_file(name)) is not None:
         return [Part(path.stem, path, {})]
     # A path may hold any of these signs, so only now.
-    if "+" in name:
-        return [found for part in name.split("+") for found in look_up(part)]
+    if "+" in name and all(parts := name.split("+")):
+        return [found for part in parts for found in look_up(part)]
     if "@" in name:
         plain, texts = split_options(name, "pruner")
         (part,) = look_up(plain)

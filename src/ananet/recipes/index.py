@@ -3,6 +3,9 @@
 from importlib.resources import files
 from pathlib import Path
 
+from ananet._util.checks import like
+from ananet.errors import InputError
+
 FOLDER = Path(str(files(__package__)))
 
 
@@ -13,4 +16,10 @@ def recipes() -> list[str]:
 
 def recipe_path(given: str) -> Path:
     """A TOML file by the name of a recipe, or by its path."""
-    return FOLDER / f"{given}.toml" if given in recipes() else Path(given)
+    known = recipes()
+    path = FOLDER / f"{given}.toml" if given in known else Path(given)
+    if not path.is_file():
+        raise InputError(
+            f"settings: expected a recipe ({', '.join(known)}) or a TOML file, got {given!r}{like(given, known)}"
+        )
+    return path

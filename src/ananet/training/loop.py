@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ananet import __version__
+from ananet._util.checks import like
 from ananet._util.devices import choose_device
 from ananet._util.seeds import generator
 from ananet.datasets.base import Batch, LabelledPair
@@ -75,7 +76,9 @@ def train(
     if start_from is not None:
         names, given = ", ".join(bundled()), str(start_from)
         if (start_from := weight_file(given)) is None:
-            raise InputError(f"from: expected one of {names} or a .safetensors file, got {given!r}")
+            raise InputError(
+                f"from: expected one of {names} or a .safetensors file, got {given!r}{like(given, bundled())}"
+            )
     settings = _settings(settings, start_from, changes)
     rank, processes = _join_processes()
     own_device = _own_device(device, rank)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from ananet._util.checks import Settings, check_positive, check_share, check_whole_number
+from ananet._util.checks import Settings, check_names, check_positive, check_share, check_whole_number
 from ananet._util.defaults import INLIER_DISTANCE
 from ananet.datasets.batches import BatchSettings
 from ananet.errors import InputError
@@ -114,4 +114,5 @@ class TrainSettings(Settings):
 
     def replace(self, **values: Any) -> Self:
         """The same settings with some changed; None leaves one as it is."""
+        check_names(type(self), values)
         return replace(self, **{name: value for name, value in values.items() if value is not None})

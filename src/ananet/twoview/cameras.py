@@ -28,6 +28,8 @@ class Cameras:
     """[3 x 3] float64 of the first photo."""
     K1: np.ndarray | None = None
     """[3 x 3] float64 of the second photo."""
+    missing: Literal[0, 1] | None = None
+    """Which photo has no focal length in EXIF, if only one has none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, for JSON."""
@@ -61,7 +63,8 @@ def choose_cameras(
     if K0 is not None or K1 is not None:
         raise InputError(f"K0 and K1: expected both or neither, {'K0' if K0 is None else 'K1'} is missing")
     if exif_focal0 is None or exif_focal1 is None:
-        return Cameras()
+        only_one = (exif_focal0 is None) != (exif_focal1 is None)
+        return Cameras(missing=None if not only_one else 0 if exif_focal0 is None else 1)
     return Cameras("exif", centred_camera(exif_focal0, image_size0), centred_camera(exif_focal1, image_size1))
 
 

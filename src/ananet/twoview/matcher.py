@@ -314,8 +314,8 @@ def load_pruner_at(
         raise InputError(f"threshold: expected together with the name of a pruner, got the loaded {pruner.name}")
     loaded = load(pruner, device=device, threshold=check_probability("threshold", threshold))
     if not isinstance(loaded, LearnedPruner | Auto):
-        own = f"set its own as {pruner}@threshold=..."
-        raise InputError(f"threshold: a probability, which only networks have, not {pruner}; {own}")
+        own = f"for that of {pruner}, use {pruner}@threshold=..."
+        raise InputError(f"threshold: only networks have a probability threshold; {own}")
     return loaded
 
 
@@ -340,7 +340,7 @@ def _check_keypoints(found: Features, name: str) -> Features:
 
 def _load(name: str, given: Any, kind: Any, load_by_name: Callable[..., Any], **options: Any) -> Any:
     if not isinstance(given, kind | str):
-        raise InputError(f"{name}: expected a name or a {kind.__name__}, got {given!r}")
+        raise InputError(f"{name}: expected a name or an instance of {kind.__name__}, got {given!r}")
     return load_by_name(given, **options) if isinstance(given, str) else given
 
 

@@ -80,12 +80,13 @@ def in_words(motions: dict[str, Any]) -> str:
     """Describe `Motions.to_dict` in one line.
 
     >>> in_words({"count": 1, "none": 0, "motions": [{"kind": "essential", "support": 90}]})
-    'one motion: 90 matches (essential)'
+    '1: 90 matches (essential)'
     """
     if not motions["count"]:
         return "none found"
-    count = f"{motions['count']} motions" if motions["count"] > 1 else "one motion"
-    return f"{count}: " + ", ".join(f"{motion['support']} matches ({motion['kind']})" for motion in motions["motions"])
+    return f"{motions['count']}: " + ", ".join(
+        f"{motion['support']} matches ({motion['kind']})" for motion in motions["motions"]
+    )
 
 
 def group_motions(

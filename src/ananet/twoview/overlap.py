@@ -52,9 +52,9 @@ class Overlap:
         if math.isinf(self.log10_nfa):
             return f"The photos {verdict}: too few of {self.tested} mutual matches agree on a common geometry."
         times = f"{10**self.log10_nfa:.2g}" if abs(self.log10_nfa) < 4 else f"10^{self.log10_nfa:.0f}"
-        needed = "" if self.found else f", and fewer than 10^{MAX_LOG10_NFA:.0f} are needed"
+        needed = "" if self.found else f" (must be below 10^{MAX_LOG10_NFA:.0f})"
         agree = f"{self.consistent} of {self.tested} mutual matches agree on a common geometry"
-        return f"The photos {verdict}: {agree}. Chance is expected to do so {times} times{needed}."
+        return f"The photos {verdict}: {agree}. Expected number of chance agreements: {times}{needed}."
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""

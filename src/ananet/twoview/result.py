@@ -96,10 +96,16 @@ class PhotoMatches:
 
     @property
     def camera_doubt(self) -> str | None:
-        """Why one of the camera matrices hardly belongs to its photo, in words; None if both may."""
+        """Why a camera matrix is implausible for its photo, in words; None if both are plausible."""
         cameras = ((self.cameras.K0, self.features0), (self.cameras.K1, self.features1))
         doubts = (implausible(K, features.image_size) for K, features in cameras if K is not None)
         return next(filter(None, doubts), None)
+
+    @property
+    def _unknown_focal(self) -> str:
+        """Which photo lacks a focal length, if only one does."""
+        missing = self.cameras.missing
+        return "" if missing is None else f" of {self.names[missing]} (no EXIF)"
 
     @property
     def rotation_only(self) -> bool:
@@ -110,7 +116,8 @@ class PhotoMatches:
     def pose_summary(self) -> str:
         """How the camera moved between the photos, in words; without a pose, why there is none."""
         if self.cameras.source is None:
-            return "No pose: the focal length is not known. Give it, or the camera matrices, to get the pose."
+            missing = f"the focal length{self._unknown_focal} is not known"
+            return f"No pose: {missing}. Give it, or the camera matrices, to get the pose."
         if self.pose is None:
             return "No pose was found."
         R, t = (_numpy(part) for part in (self.pose.R, self.pose.t))
@@ -141,10 +148,10 @@ class PhotoMatches:
             f"overlap    {self.overlap.summary}",
         ]
         if self.refined is not None:
-            lines.append(f"refined    {int(self.refined.aligned.sum())} of the kept, by fractions of a pixel")
+            lines.append(f"refined    {int(self.refined.aligned.sum())} of {self.count} kept matches")
         if self.cameras.source == "exif":
             focal = " and ".join(f"{K[0, 0]:.0f}" for K in (self.cameras.K0, self.cameras.K1) if K is not None)
-            lines.append(f"camera     focal lengths {focal} px from EXIF, unless you give others")
+            lines.append(f"camera     focal lengths {focal} px, from EXIF")
         if self.camera_doubt:
             lines.append(f"camera     doubtful: {self.camera_doubt}")
         if self.pose is not None:
@@ -161,7 +168,8 @@ class PhotoMatches:
             advice = "check the camera" if self.camera_doubt else "another pruner may keep more"
             lines.append(f"pose       none: nothing was kept; {advice}")
         elif self.cameras.source is None:
-            lines.append("pose       not estimated: the focal length is not known, give it or the camera matrices")
+            missing = f"the focal length{self._unknown_focal} is not known"
+            lines.append(f"pose       not estimated: {missing}, give it or the camera matrices")
         else:
             lines.append("pose       none found")
         if self.motions is not None:

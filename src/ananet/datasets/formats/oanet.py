@@ -156,7 +156,7 @@ def _read_list(path: Path) -> list[str]:
 
 
 def _read_counts(path: Path) -> np.ndarray:
-    """Numbers of points in common with every image, separated by blanks or lines."""
+    """Numbers of points in common with every image, separated by spaces or lines."""
     words = " ".join(_read_list(path)).split()
     try:
         return np.array(words, np.float64)

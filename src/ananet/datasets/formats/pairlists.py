@@ -23,7 +23,7 @@ class PairList(PosedPhotos):
     """A SuperGlue or glue-factory list of pairs, with photos in its own folder or the `image_folder`."""
 
     name = "pair list"
-    recognised_by = "a .txt file of 38, 36 or 32 columns"
+    recognised_by = "a .txt file in SuperGlue's or glue-factory's format"
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
