@@ -22,14 +22,14 @@ def test_a_database_is_pruned_in_place(database, run):
     code, out, err = run("colmap", database, "--prune", "--device", "cpu")
     kept = sum(map(len, stored_matches(database).values()))
     assert code == 0 and err == "" and 250 < kept < 350
-    assert out.startswith("auto@threshold=0.9 (chose ananet): 1 pairs, ")
+    assert out.startswith("auto@threshold=0.9 (chose ananet): 1 pair, ")
     assert f" 500 matches before and {kept} after, 0 pairs dropped, " in out
     assert f" pairs/s, written to {database}\n" in out
     assert out.endswith(
         "1 two-view geometries of old matches removed: the mapper needs new ones, from --verify or COLMAP\n"
     )
     code, out, _ = run("colmap", database, "--prune", "--device", "cpu")
-    assert code == 0 and f"{kept} matches before and {kept} after" in out and "1 pairs were pruned before" in out
+    assert code == 0 and f"{kept} matches before and {kept} after" in out and "1 pair pruned before" in out
 
 
 def test_json(database, tmp_path, run):
@@ -66,7 +66,7 @@ def test_match_and_verify(tmp_path, run):
         ([], "a.db: has matches of another program; choose --match (match"),
         (["--prune", "--pairs", "all"], "--pairs: expected with --match, got --pairs all with --prune"),
         (["--prune", "--min-matches", "-1"], "min_matches: expected"),
-        (["--match"], "expected descriptors to match"),
+        (["--match"], "no descriptors in the database"),
         (["--prune", "--pruner", "nonsense"], "pruner: expected one of"),
         (["-o", "nowhere/b.db"], "output: the folder nowhere does not exist"),
     ],
@@ -76,6 +76,13 @@ def test_wrong_arguments_are_one_line(arguments, message, database, run):
     code, out, err = run("colmap", database, *arguments)
     assert code == 2 and out == "" and message in err and err.count("\n") == 1
     assert database.read_bytes() == content
+
+
+def test_a_database_without_images_is_one_line(tmp_path, run):
+    pytest.importorskip("pycolmap").Database.open(tmp_path / "a.db").close()
+    for mode in ([], ["--match"], ["--prune"]):
+        code, out, err = run("colmap", tmp_path / "a.db", *mode)
+        assert code == 2 and out == "" and err.endswith("a.db: no images in the database: extract features first\n")
 
 
 def test_what_is_no_database_is_one_line(tmp_path, run):

@@ -244,7 +244,7 @@ def test_another_matcher(photos, tmp_path, run, monkeypatch):
     table = np.genfromtxt(tmp_path / "m.csv", delimiter=",", names=True)
     assert np.isnan(table["ratio"]).all() and np.isnan(table["mutual"]).all() and table["kept"].sum() == result["kept"]
     for arguments, message in (
-        (("one-to-one", "--candidates", 2), "options of the matcher 'one-to-one': expected none, got neighbours"),
+        (("one-to-one", "--candidates", 2), "unknown option neighbours of matcher 'one-to-one': it has none"),
         (("lightglue",), "matcher 'lightglue': expected keypoints of aliked or disk, got 'sift'"),
     ):
         code, _, err = run(*both, *arguments)

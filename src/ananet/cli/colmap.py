@@ -44,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from ananet.integrations.colmap import match_database, prune_database
 
-    if not (arguments.match or arguments.prune or arguments.pairs):
-        _check_no_foreign_matches(arguments.database)
+    _check_database(arguments.database, choose=not (arguments.match or arguments.prune or arguments.pairs))
     options = {name: getattr(arguments, name) for name in ("output", "min_matches", "verify", "dry_run", "device")}
     options["progress"] = sys.stderr.isatty()
     if arguments.prune:
@@ -68,12 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_no_foreign_matches(path: Path) -> None:
-    """Let the user choose what happens to matches of other programs."""
+def _check_database(path: Path, choose: bool) -> None:
+    """Raise if there are no images, or if the user has to `choose` what happens to matches of other programs."""
     from ananet.integrations.colmap.database import open_database
 
     with open_database(path) as database:
-        if database.has_foreign_matches():
+        if not database.image_names():
+            raise InputError(f"{path}: no images in the database: extract features first")
+        if choose and database.has_foreign_matches():
             raise InputError(
                 f"{path}: has matches of another program; choose --match (match the descriptors and prune, replacing "
                 "matches of the same pairs: better reconstructions) or --prune (only prune what is there: for matches "
@@ -103,7 +104,7 @@ def _sentence(summary: Summary) -> str:
     parts = [summary.pruner + (f" (chose {took})" if took else "") + f": {count(summary.pairs, 'pair')}"]
     parts += [f"{summary.before} matches before and {summary.after} after", f"{count(summary.dropped, 'pair')} dropped"]
     if summary.skipped:
-        parts.append(f"{summary.skipped} pairs were pruned before")
+        parts.append(f"{count(summary.skipped, 'pair')} pruned before")
     if summary.unseen:
         parts.append(f"{summary.unseen} matches out of view")
     if summary.verified is not None:

@@ -393,7 +393,7 @@ def test_new_matches_take_the_place_of_reversed_ones(extracted, tmp_path):
 
 def test_without_descriptors_there_is_nothing_to_match(problem, tmp_path):
     write_problem(tmp_path / "a.db", problem)
-    with pytest.raises(InputError, match="expected descriptors to match, there are none; extract features first"):
+    with pytest.raises(InputError, match="no descriptors in the database: extract features first"):
         match_database(tmp_path / "a.db", "mutual")
 
 

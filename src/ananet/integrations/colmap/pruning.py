@@ -219,9 +219,8 @@ class _Job:
     ) -> tuple[int, Iterator[_Putative]]:
         """Return the number of pairs to match, and these pairs with their matches."""
         described = database.images_with_descriptors()
-        if not described:
-            missing = "descriptors" if database.image_names() else "images"
-            raise InputError(f"{database.name}: no {missing} in the database: extract features first")
+        if not described and database.image_names():
+            raise InputError(f"{database.name}: no descriptors in the database: extract features first")
         if isinstance(pairs, str) and pairs == ALL_PAIRS:
             every = (Pair(*two) for two in combinations(described, 2))
             return len(described) * (len(described) - 1) // 2, self._match(database, every)
