@@ -181,7 +181,7 @@ def test_matches_are_saved_as_arrays(photos, tmp_path, run):
     with np.load(saved) as stored:
         arrays = dict(stored)
     known = {*REQUIRED, *OPTIONAL}
-    assert set(arrays) == {*known, "mask", "logits", "R", "t"}
+    assert set(arrays) == {*known, "mask", "logits", "R", "t", "overlap"}
     assert arrays["mask"].sum() == result["kept"] and len(arrays["points0"]) == result["matches"]
     np.testing.assert_allclose(arrays["R"], result["pose"]["R"])
     np.testing.assert_allclose(arrays["K0"], result["cameras"]["K0"])

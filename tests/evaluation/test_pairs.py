@@ -130,7 +130,7 @@ def test_without_pairs_there_is_nothing_to_evaluate(tmp_path):
         ({"limit": 2.5}, "limit: expected a whole number, got 2.5"),
         ({"longest_side": 0}, "longest_side: expected a whole number of at least 1, got 0"),
         ({"detector": "surf"}, "detector: expected one of sift, orb, aliked, .*, got 'surf'"),
-        ({"detector": "sift@contrast=1"}, "options of the detector 'sift'"),
+        ({"detector": "sift@contrast=1"}, "unknown option contrast of detector 'sift'"),
         ({"max_keypoints": 0}, "max_keypoints: "),
         ({"neighbours": 0}, "neighbours: expected a whole number of at least 1, got 0"),
         ({"matcher": "superglue"}, "matcher: expected one of nearest, lightglue, lighterglue, got 'superglue'"),
