@@ -289,7 +289,7 @@ def test_difficulty_is_spread():
 
 
 def test_wrong_sources_and_settings(tmp_path):
-    with pytest.raises(InputError, match="source: expected a file or folder, there is no"):
+    with pytest.raises(InputError, match="source: no such file or folder"):
         build_pairs(tmp_path / "none", tmp_path / "out")
     with pytest.raises(InputError, match="which is none of these"):
         build_pairs(tmp_path, tmp_path / "out")

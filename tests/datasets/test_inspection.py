@@ -43,7 +43,7 @@ def test_build_then_inspect(built, capsys):
 
 def test_wrong_arguments(built, tmp_path, capsys):
     for arguments, message in [
-        (["build", tmp_path / "none", tmp_path / "out"], "source: expected a file or folder, there is no"),
+        (["build", tmp_path / "none", tmp_path / "out"], "source: no such file or folder"),
         (["inspect", tmp_path], "no training pairs here"),
         (
             ["build", built / "scenes", tmp_path / "out", "--max-keypoints", "1"],

@@ -115,7 +115,7 @@ def test_the_title_does_not_depend_on_how_the_path_is_spelled(tmp_path: Path, mo
 
 
 def test_what_is_no_source(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="source: expected a file or folder, there is no"):
+    with pytest.raises(InputError, match="source: no such file or folder"):
         open_source(tmp_path / "nothing")
     with pytest.raises(InputError, match="source: expected one of: .*posed scenes .* none of these"):
         open_source(tmp_path)
@@ -148,5 +148,5 @@ def test_several_folders_of_pairs_are_one(tmp_path):
     assert table.pairs == len(both) and table.images == one.table().images + other.table().images
     batch = PairBatches(both, BatchSettings(batch_size=4, matches=64), seed=0)[0]
     assert batch.matches.shape[:2] == (4, 64)
-    with pytest.raises(InputError, match="there is no"):
+    with pytest.raises(InputError, match="no such file or folder"):
         open_stored_pairs(f"{tmp_path / 'a'},{tmp_path / 'c'}")
