@@ -22,7 +22,14 @@ from ananet.core.geometry import essential_from_pose
 collect_ignore = ["toys.py"]
 
 
+# Files whose tests start programs, browsers or clusters.
+SLOW_FILES = {"test_notebooks.py", "test_page.py", "test_cluster.py", "test_exporter.py", "test_limits.py"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name in SLOW_FILES or item.path.name.startswith("test_benchmark_"):
+            item.add_marker(pytest.mark.slow)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
