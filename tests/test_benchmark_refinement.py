@@ -29,4 +29,4 @@ def test_matches_become_more_precise(tmp_path):
 
 def test_nothing_to_look_at(tmp_path):
     done = run(str(tmp_path / "none"))
-    assert done.returncode == 1 and "there is no" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "no such file or folder" in done.stderr and "Traceback" not in done.stderr

@@ -217,7 +217,7 @@ def test_learning_lowers_the_loss(settings, tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_missing_gpu_is_named(tmp_path, capsys):
     assert main(["train", "-o", str(tmp_path / "run"), "--steps", "1", "--device", "cuda"]) == 2
-    assert "device: expected 'auto', 'cpu' or a GPU" in capsys.readouterr().err
+    assert "device: expected 'auto', 'cpu' or an available GPU" in capsys.readouterr().err
 
 
 def test_synthetic_problems_alone(tmp_path):
