@@ -18,7 +18,7 @@ def pairs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scenes")
     write_scene(folder / "few", images=2, seed=0)
     write_scene(folder / "many", images=4, seed=7)
-    settings = BuildSettings(max_keypoints=300, least_consistent=15, least_parallax=0.5)
+    settings = BuildSettings(max_keypoints=300, min_consistent=15, min_parallax=0.5)
     build_pairs(folder, folder / "out", settings, progress=False)
     return PairShards(folder / "out")
 
@@ -62,7 +62,7 @@ def test_unchanged_batches_are_the_stored_pairs(pairs):
         {"outliers": 1.0},
         {"dropped_inliers": 1.0},
         {"far_points": 1.0},
-        {"fewest": 30},
+        {"min_matches": 30},
     ],
 )
 def test_changes_keep_points_pose_and_labels_together(pairs, change):
@@ -144,7 +144,7 @@ def test_same_seed_same_batches_whatever_the_workers(pairs):
 
 
 def test_small_problems_are_padded(pairs):
-    settings = replace(BatchSettings.unchanged(32, 250), fewest=10)
+    settings = replace(BatchSettings.unchanged(32, 250), min_matches=10)
     batch = PairBatches(pairs, settings, seed=3)[0]
     counts = batch.mask.sum(1)
     assert counts.min() >= 10 and counts.max() <= 250 and len(counts.unique()) > 10
@@ -208,8 +208,8 @@ def test_wrong_settings():
         {"batch_size": 0},
         {"swap": 2.0},
         {"jitter": -1.0},
-        {"fewest": 0},
-        {"fewest": 2001},
+        {"min_matches": 0},
+        {"min_matches": 2001},
         {"far_points": 1.5},
         {"matches": 2.5},
     ):

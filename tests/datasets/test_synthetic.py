@@ -130,7 +130,7 @@ def test_keypoints_come_twice() -> None:
 
 
 def test_padding() -> None:
-    batch = make(fewest_matches=50)
+    batch = make(min_matches=50)
     counts = batch.mask.sum(1)
     assert counts.min() >= 50 and counts.max() <= 200 and len(counts.unique()) > 5
     padded = ~batch.mask
@@ -162,7 +162,7 @@ def test_unequal_cameras() -> None:
         {"moving": 1.5},
         {"matches": 0},
         {"regions": 2},
-        {"fewest_matches": 201},
+        {"min_matches": 201},
     ],
 )
 def test_settings_are_checked(changes: dict[str, object]) -> None:

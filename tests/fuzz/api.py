@@ -151,7 +151,7 @@ def prepare_options(_: Path) -> Case:
         "nonsense": ananet.load,
     }
     options = ("threshold", "conflict_odds", "rotation", "scale", "neighbours", "agreement", "limits", "eta", "vectors")
-    options += ("sigma", "floor", "likelihood", "deviation", "centroids", "seed_ratio", "fewest_seeds", "width")
+    options += ("sigma", "floor", "likelihood", "deviation", "centroids", "seed_ratio", "min_seeds", "width")
     options += ("confidence", "use_scores", "match_selection", "max_keypoints", "path", "x", "")
 
     def case(data: st.DataObject) -> None:

@@ -44,7 +44,7 @@ def test_agrees_with_the_network(settings, monkeypatch):
 
 
 def test_distance_to_consensus_agrees_with_the_plain_road():
-    problems = synthesize(3, generator("cpu", "consensus", 0), SyntheticSettings(matches=300, fewest_matches=100))
+    problems = synthesize(3, generator("cpu", "consensus", 0), SyntheticSettings(matches=300, min_matches=100))
     lengths = problems.mask.sum(1)
     logits = torch.where(problems.inlier, 2.0, -2.0) + torch.randn(problems.mask.shape)
     belief = torch.sigmoid(logits) * problems.mask

@@ -248,7 +248,7 @@ def test_options_of_code_come_with_the_name():
     for wrong, message in (
         ("code@likelihood=1", "likelihood: expected a probability above 0 and below 1, got 1"),
         ("code@width=0", "width: expected a positive number, got 0"),
-        ("code@fewest_seeds=0", "fewest_seeds: expected a whole number of at least 1, got 0"),
+        ("code@min_seeds=0", "min_seeds: expected a whole number of at least 1, got 0"),
     ):
         with pytest.raises(InputError, match=message):
             ananet.load(wrong)

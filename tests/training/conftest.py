@@ -16,7 +16,7 @@ SMALL = ANANetSettings(blocks=1, width=16, heads=2)
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    build = BuildSettings(max_keypoints=200, least_consistent=15, least_parallax=0.5)
+    build = BuildSettings(max_keypoints=200, min_consistent=15, min_parallax=0.5)
     for name, seed in (("a", 0), ("b", 20)):
         write_scene(folder / "train" / name, images=3, seed=seed)
     write_scene(folder / "val", images=2, seed=40)

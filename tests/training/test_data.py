@@ -99,7 +99,7 @@ def test_real_and_synthetic_halves_have_random_streams_of_their_own(settings, pa
 
 
 def test_small_batches_come_in_their_share_of_the_steps(settings, pairs):
-    small = BatchSettings(batch_size=8, matches=30, fewest=10)
+    small = BatchSettings(batch_size=8, matches=30, min_matches=10)
     settings = replace(settings, small_batches=small, small_share=0.25)
     sources = [BatchSource(settings, pairs, CPU, rank, 2) for rank in range(2)]
     drawn = [[source.draw(step) for source in sources] for step in range(80)]

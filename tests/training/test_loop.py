@@ -114,7 +114,7 @@ def test_other_pairs_do_not_continue_a_run(settings, data, tmp_path):
 
 def test_other_keypoints_of_the_same_scenes_do_not_continue_a_run(settings, data, tmp_path):
     train(settings, tmp_path / "run", device="cpu", until=3)
-    build = BuildSettings(max_keypoints=150, least_consistent=15, least_parallax=0.5)
+    build = BuildSettings(max_keypoints=150, min_consistent=15, min_parallax=0.5)
     build_pairs(data / "train", tmp_path / "pairs", build, progress=False)
     with pytest.raises(InputError, match=r"other settings \(pairs\)"):
         train(replace(settings, pairs=str(tmp_path / "pairs")), tmp_path / "run", device="cpu")
@@ -149,7 +149,7 @@ def test_a_finished_run_has_nothing_left_to_do(settings, tmp_path):
 
 
 def test_small_batches_take_their_share_of_the_steps(settings, tmp_path):
-    small = BatchSettings(batch_size=16, matches=40, fewest=12)
+    small = BatchSettings(batch_size=16, matches=40, min_matches=12)
     settings = replace(settings, small_batches=small, small_share=0.5)
     train(settings, tmp_path / "whole", device="cpu")
     train(settings, tmp_path / "parts", device="cpu", until=5)

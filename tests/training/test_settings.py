@@ -57,7 +57,7 @@ def test_settings_come_from_toml(data, tmp_path):
         ("geometric_weight = inf", "geometric_weight: expected at least 0, got inf"),
         ("clip_gradient = 0.0", "clip_gradient: expected a number above 0, got 0.0"),
         ("[batches]\nbatch_size = 0", "batches.batch_size: expected a whole number of at least 1, got 0"),
-        ("[small_batches]\nfewest = 9999", "small_batches.fewest: expected a whole number from 1 to 2000"),
+        ("[small_batches]\nmin_matches = 9999", "small_batches.min_matches: expected a whole number from 1 to 2000"),
     ],
 )
 def test_wrong_settings_are_told_in_one_line(text, message, tmp_path, capsys):

@@ -24,7 +24,7 @@ from ananet.errors import InputError
 Array = np.ndarray | Tensor | Sequence[Any]
 Size = tuple[float, float] | Array
 
-# Angles in radians, with room for rounding: what is larger is in degrees.
+# Radians, with a margin for rounding. Larger angles are in degrees.
 MAX_ANGLE = 2 * math.pi + 0.01
 # What there is of every match: a selection of matches selects in each of these.
 _KEYPOINTS = ("keypoint_sizes0", "keypoint_sizes1", "angles0", "angles1")
@@ -38,8 +38,8 @@ _READ_BY_NETWORKS = {*_OPTIONAL} - {"scores", "indices"}
 MIN_POINTS = 8
 # Coordinates all below the first number are hardly pixels of a photo with sides above the second.
 MAX_NORMALIZED, MIN_SIDE = 1.5, 32
-# The share of points outside their image that is no accident.
-MIN_OUTSIDE, MOST_OUTSIDE = 0.05, 0.5
+# Shares of points outside the image above which x and y are probably swapped, or the resolution is another.
+MAX_OUTSIDE, MAX_OUTSIDE_UNSWAPPED = 0.05, 0.5
 # The tangent of the angle to the optical axis that the median of the points hardly exceeds (79 degrees).
 MAX_TANGENT = 5.0
 PACKAGE = str(Path(__file__).parents[1])
@@ -469,9 +469,9 @@ def unit_doubt(
         width, height = image_size
         if right > width or bottom > height:
             outside = float(((points < -1) | (points > image_size)).any(axis=1).mean())
-            if outside > MIN_OUTSIDE and right <= height and bottom <= width:
+            if outside > MAX_OUTSIDE and right <= height and bottom <= width:
                 return f"points{number}: points lie outside the image; are x and y (or width and height) swapped?"
-            if outside > MOST_OUTSIDE:
+            if outside > MAX_OUTSIDE_UNSWAPPED:
                 image = f"the image of image_size{number}"
                 return f"points{number}: most are outside {image}; are they of another resolution?"
         doubt = None if K is None else implausible(K, image_size)

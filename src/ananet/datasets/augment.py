@@ -113,10 +113,10 @@ def sample(draw: Draw, problems: Problems, keep: Tensor, count: int) -> Problems
     return replace(problems, mask=keep).pick(order)
 
 
-def shorten(draw: Draw, problems: Problems, fewest: int) -> Problems:
+def shorten(draw: Draw, problems: Problems, min_matches: int) -> Problems:
     """Keep a log-uniform random number of matches of every problem; the rest becomes padding."""
     most = problems.mask.shape[1]
-    count = fewest * (most / fewest) ** draw.uniform()
+    count = min_matches * (most / min_matches) ** draw.uniform()
     within = torch.arange(most, device=count.device) < count.round()[:, None]
     return replace(problems, mask=problems.mask & within)
 

@@ -34,7 +34,7 @@ class BatchSettings(Settings):
     matches: int = 2000
     """Matches of a problem, sampled from those of the pair. If it has fewer, they are repeated: batches without padding
     train faster, and attention to every match twice equals attention to every match once."""
-    fewest: int | None = None
+    min_matches: int | None = None
     """If given, problems have a random number of matches from this to `matches`, log-uniform, and padding."""
     swap: float = 0.5
     """How often the two images are swapped."""
@@ -63,8 +63,8 @@ class BatchSettings(Settings):
     def check(self) -> None:
         for name in ("batch_size", "matches"):
             check_whole_number(name, getattr(self, name), 1)
-        if self.fewest is not None:
-            check_whole_number("fewest", self.fewest, 1, self.matches)
+        if self.min_matches is not None:
+            check_whole_number("min_matches", self.min_matches, 1, self.matches)
         for name in self.changes():
             if name not in ("focal_change", "jitter"):
                 check_share(name, getattr(self, name))
@@ -74,7 +74,7 @@ class BatchSettings(Settings):
     @classmethod
     def changes(cls) -> list[str]:
         """Names of the settings that change pairs."""
-        return [field.name for field in fields(cls) if field.name not in ("batch_size", "matches", "fewest")]
+        return [field.name for field in fields(cls) if field.name not in ("batch_size", "matches", "min_matches")]
 
     @classmethod
     def unchanged(cls, batch_size: int = 32, matches: int = 2000) -> BatchSettings:
@@ -143,8 +143,8 @@ class PairBatches(Dataset[Batch]):
         if settings.dropped_outliers:
             keep = augment.drop_outliers(draw, inlier, keep, settings.dropped_outliers)
         problems = augment.sample(draw, problems, keep, self.matches)
-        if settings.fewest is not None:
-            problems = augment.shorten(draw, problems, min(settings.fewest, self.matches))
+        if settings.min_matches is not None:
+            problems = augment.shorten(draw, problems, min(settings.min_matches, self.matches))
         if settings.outliers:
             problems = augment.wrong_partners(draw, problems, settings.outliers)
         if settings.far_points:

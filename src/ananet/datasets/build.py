@@ -56,9 +56,9 @@ class BuildSettings(Settings):
     """Maximum per scene and scale, if no list prescribes the pairs; a pair and its reverse count as two."""
     candidates_per_scene: int = 20_000
     """Maximum number of pairs that are tried, those of the nearest cameras first."""
-    least_consistent: int = 20
+    min_consistent: int = 20
     """Mutual matches that agree with the true pose; photos without overlap have up to about 8 by chance."""
-    least_parallax: float = 1.0
+    min_parallax: float = 1.0
     """Degrees, median over consistent matches; below, the baseline is too short to define inliers."""
     shard_mib: float = 56.0
     seed: int = 0
@@ -72,7 +72,7 @@ class BuildSettings(Settings):
             raise InputError(f"scales: expected different positive numbers, got {self.scales}")
         if self.scales != (1.0,) and detector.needs_path:
             raise InputError(f"scales: expected 1 with stored features, got {self.scales}")
-        for name in ("pairs_per_scene", "candidates_per_scene", "least_consistent", "shard_mib"):
+        for name in ("pairs_per_scene", "candidates_per_scene", "min_consistent", "shard_mib"):
             check_positive(name, getattr(self, name))
         check_whole_number("seed", self.seed, 0, 2**63 - 1)
 
@@ -254,7 +254,7 @@ def _pairs(
 
 
 def _usable(pair: CandidatePair, settings: BuildSettings, share: float = 1.0) -> bool:
-    return pair.consistent >= settings.least_consistent * share and pair.parallax >= settings.least_parallax
+    return pair.consistent >= settings.min_consistent * share and pair.parallax >= settings.min_parallax
 
 
 def examine(

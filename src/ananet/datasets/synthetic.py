@@ -41,7 +41,7 @@ class SyntheticSettings(Settings):
     """Settings of synthetic problems. Pairs of numbers are ranges, single ones below 1 are probabilities."""
 
     matches: int = 2000
-    fewest_matches: int | None = None
+    min_matches: int | None = None
     """If given, each problem has a random number of matches from this to `matches`, and padding."""
     inlier_ratio: tuple[float, float] = (0.02, 0.95)
     """Share of right matches, skewed to the lower end, as measured."""
@@ -82,8 +82,8 @@ class SyntheticSettings(Settings):
         for name, least in (("matches", 1), ("bodies", 1), ("regions", self.bodies + 1)):
             if getattr(self, name) < least:
                 raise InputError(f"{name}: expected at least {least}, got {getattr(self, name)!r}")
-        if self.fewest_matches is not None and not 1 <= self.fewest_matches <= self.matches:
-            raise InputError(f"fewest_matches: expected 1 to {self.matches}, got {self.fewest_matches!r}")
+        if self.min_matches is not None and not 1 <= self.min_matches <= self.matches:
+            raise InputError(f"min_matches: expected 1 to {self.matches}, got {self.min_matches!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -382,7 +382,7 @@ def _localisation_error(draw: Draw, settings: SyntheticSettings, count: int) -> 
 
 def _mask(draw: Draw, settings: SyntheticSettings) -> Tensor:
     """[B x N] bool mask of the matches that exist, the first ones."""
-    fewest = settings.fewest_matches or settings.matches
+    fewest = settings.min_matches or settings.matches
     existing = fewest + draw.integers(settings.matches - fewest + 1, 1)
     return torch.arange(settings.matches, device=existing.device) < existing
 

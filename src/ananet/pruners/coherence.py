@@ -283,7 +283,7 @@ class CODE(PossibleMatchesPruner):
         deviation: largest difference from the motion of likely matches, in focal lengths.
         centroids: Gaussians that the functions are made of.
         seed_ratio: seeds have a second nearest descriptor this many times as far away as the nearest, both squared.
-        fewest_seeds: of distinctive matches, where fewer pass; all matches are seeds where no ratios are known.
+        min_seeds: of distinctive matches, where fewer pass; all matches are seeds where no ratios are known.
         width: of the Gaussians, in focal lengths.
     """
 
@@ -295,14 +295,14 @@ class CODE(PossibleMatchesPruner):
         deviation: float = 0.03,
         centroids: int = 100,
         seed_ratio: float = 2.25,
-        fewest_seeds: int = 500,
+        min_seeds: int = 500,
         width: float = 0.1,
     ) -> None:
         self.likelihood = check_probability("likelihood", likelihood)
         self.deviation = check_positive("deviation", deviation)
         self.centroids = check_whole_number("centroids", centroids, 1, 10_000)
         self.seed_ratio = check_positive("seed_ratio", seed_ratio)
-        self.fewest_seeds = check_whole_number("fewest_seeds", fewest_seeds, 1)
+        self.min_seeds = check_whole_number("min_seeds", min_seeds, 1)
         self.width = check_positive("width", width)
 
     def _logits(self, matches: Correspondences) -> Tensor:
@@ -339,7 +339,7 @@ class CODE(PossibleMatchesPruner):
             return torch.arange(len(matches), device=matches.points0.device)
         order = matches.ratio.argsort(stable=True)
         passing = int((matches.ratio.square() * self.seed_ratio <= 1).sum())
-        return order[: max(passing, min(self.fewest_seeds, len(matches)))]
+        return order[: max(passing, min(self.min_seeds, len(matches)))]
 
 
 def _price(points: Tensor, seeds: int) -> Tensor:

@@ -79,7 +79,7 @@ class MixedBatches:
                 stream=stream,
             )
             matches = self.real.matches
-        self.problems = SyntheticSettings(matches=matches, fewest_matches=min(batches.fewest or matches, matches))
+        self.problems = SyntheticSettings(matches=matches, min_matches=min(batches.min_matches or matches, matches))
         self.made = -1
         self.waiting: list[Batch] = []
         self.full: list[bool] = []

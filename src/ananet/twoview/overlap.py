@@ -77,7 +77,9 @@ def check_overlap(matches: Correspondences, mask: Any, neighbours: Correspondenc
     matches = matches._as_tensors()
     tested = matches if neighbours is None else neighbours._as_tensors()
     if tested.image_size1 is None or tested.ratio is None or tested.mutual is None:
-        raise InputError("matches: the overlap test expects image_size0, image_size1, ratio and mutual, got less")
+        missing = next(name for name in ("image_size1", "ratio", "mutual") if getattr(tested, name) is None)
+        expected = "image_size0, image_size1, ratio and mutual"
+        raise InputError(f"matches: the overlap test expects {expected}, {missing} is missing")
     order = _distinct_best_first(tested)
     width, height = tested.image_size1
     # A random point lies near a line with at most this probability: a band across the image, over its area.

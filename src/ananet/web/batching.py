@@ -92,7 +92,7 @@ class Batcher:
             return [self._waiting.popleft() for _ in range(count)]
 
     def _full(self) -> int | None:
-        """Return how many of the first requests fill a batch; None if there is room for more."""
+        """Return how many of the first requests fill a batch; None while the batch is not full."""
         matches = list(accumulate(len(request.pair) for request in self._waiting))
         fitting = bisect_right(matches, self.max_matches)
         full = fitting < len(matches) or fitting >= self.max_pairs

@@ -22,7 +22,7 @@ from ananet.twoview import PhotoMatches
 from ananet.twoview.cameras import parse_camera
 from ananet.web.limits import Limits
 
-# Upper bound of 8-byte numbers per match, with room for headers.
+# Maximum number of 8-byte numbers per match, and of bytes of all headers.
 NUMBERS_PER_MATCH, HEADERS_BYTES = 16, 65_536
 # An archive directory of hundreds of thousands of entries takes seconds to read.
 MAX_ENTRIES = 64

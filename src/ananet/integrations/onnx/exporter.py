@@ -86,8 +86,8 @@ def describe(pruner: LearnedPruner) -> dict[str, str]:
         "angle in radians from the x axis towards the y axis; NaN where not known",
         "normalization": "with camera matrices: K^-1 p; without: (p - (width, height) / 2) / (0.7 max(width, height)); "
         "pixels p = (x, y), (0, 0) being the centre of the first",
-        "largest_coordinate": repr(MAX_COORDINATE),
-        "largest_margin": repr(MAX_MARGIN),
+        "max_coordinate": repr(MAX_COORDINATE),
+        "max_margin": repr(MAX_MARGIN),
     }
 
 
