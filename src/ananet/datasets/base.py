@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -104,25 +105,25 @@ class LabelledPair:
     scene: str = ""
     paths: tuple[Path, Path] | None = None
     """The two photos, if any."""
+    known: Tensor | None = None
+    """[N] bool: where the depth of the scene tells whether a match is right; None if no depth is known."""
+    right: Tensor | None = None
+    """[N] bool: known matches that lie where the depth predicts. Other known ones are wrong, even on the line."""
+    share: float | None = None
+    """Share of the view that both photos have in common, 0 to 1; 0 if they show different places, None if unknown."""
 
     @classmethod
     def from_pose(
-        cls,
-        name: str,
-        matches: Correspondences,
-        R: Tensor,
-        t: Tensor,
-        scene: str = "",
-        paths: tuple[Path, Path] | None = None,
+        cls, name: str, matches: Correspondences, R: Tensor, t: Tensor, scene: str = "", **more: Any
     ) -> LabelledPair:
-        """Label calibrated matches by their distance to the true epipolar geometry."""
+        """Label calibrated matches by their distance to the true epipolar geometry; `more` are other fields."""
         R, t = R.double(), t.double()
         t = t / t.norm()
         rays = matches._as_tensors().normalized().double()
         distance = geometry.symmetric_epipolar_distance_squared(
             rays[:, :2], rays[:, 2:], geometry.essential_from_pose(R, t)
         ).to(torch.float32)
-        return cls(name, matches, distance < INLIER_DISTANCE, distance, R, t, scene, paths)
+        return cls(name, matches, distance < INLIER_DISTANCE, distance, R, t, scene, **more)
 
     def pose_error(self, pose: Pose | None) -> PoseError:
         """Return the error of an estimated pose."""
@@ -202,6 +203,12 @@ class PairTable:
     """[S] uint8: descriptor ratio in 255ths."""
     mutual: Tensor
     """[S] bool."""
+    known: Tensor
+    """[S] bool: where the depth of the scene tells whether a match is right."""
+    right: Tensor
+    """[S] bool: known matches that lie where the depth predicts."""
+    pair_share: Tensor
+    """[P] float32 share of the view that both images have in common, 0 to 1; NaN if unknown."""
 
     @property
     def images(self) -> int:
@@ -233,6 +240,14 @@ class PairTable:
         matches = Correspondences(self.points[first], self.points[second], **known)
         return matches.replace(given_as_numpy=True)
 
+    def depth_labels(self, number: int) -> dict[str, Any]:
+        """Return `known`, `right` and `share` of one pair, as of `LabelledPair`; nothing if no depth is known."""
+        share = float(self.pair_share[number])
+        if math.isnan(share):
+            return {}
+        start, end = self.pair_start[number : number + 2].tolist()
+        return {"known": self.known[start:end], "right": self.right[start:end], "share": share}
+
     def check(self, where: str) -> None:
         """Raise if columns contradict each other, as in a damaged file."""
         check_starts("image_start", self.image_start, len(self.points), where)
@@ -252,6 +267,10 @@ class PairTable:
                 raise InputError(f"{where}: expected positive {name}, got {float(values.min()):g}")
         if not self.pair_translation.any(dim=1).all():
             raise InputError(f"{where}: expected translations of length 1, got 0")
+        if ((self.pair_share < 0) | (self.pair_share > 1)).any():
+            raise InputError(f"{where}: expected pair_share from 0 to 1, or NaN")
+        if (self.right & ~self.known).any():
+            raise InputError(f"{where}: matches are called right whose depth is not known")
 
 
 def check_starts(name: str, start: Tensor, entries: int, where: str) -> None:
@@ -262,15 +281,16 @@ def check_starts(name: str, start: Tensor, entries: int, where: str) -> None:
 
 
 def check_counts(counts: Mapping[str, int], where: str, packed: int = 1) -> None:
-    """Raise unless the lengths of a table's columns fit each other; `packed` mutual flags are stored as one."""
+    """Raise unless the lengths of a table's columns fit each other; `packed` flags are stored as one."""
     images, pairs = counts["image_start"] - 1, counts["pair_start"] - 1
     expected = {
         "sizes": counts["points"], "angles": counts["points"], "image_camera": images, "image_size": images,
-        "pair_images": pairs, "pair_rotation": pairs, "pair_translation": pairs, "ratio": counts["index"],
-        "mutual": -(-counts["index"] // packed) * packed,
+        "pair_images": pairs, "pair_rotation": pairs, "pair_translation": pairs, "pair_share": pairs,
+        "ratio": counts["index"], **dict.fromkeys(("mutual", "known", "right"), -(-counts["index"] // packed) * packed),
     }  # fmt: skip
     for name, count in expected.items():
-        if counts[name] != count:
+        # Pairs of before 0.3 have no labels by depth.
+        if counts.get(name, count) != count:
             raise InputError(f"{where}: expected {count} entries of {name}, got {counts[name]}")
 
 
@@ -294,7 +314,10 @@ def join(tables: Sequence[PairTable]) -> PairTable:
 def table_from_arrays(
     images: Sequence[dict[str, np.ndarray | None]], pairs: Sequence[dict[str, np.ndarray]]
 ) -> PairTable:
-    """Concatenate images (`points sizes angles K image_size`) and pairs (`images R t index ratio mutual`)."""
+    """Concatenate images (`points sizes angles K image_size`) and pairs (`images R t index ratio mutual`).
+
+    Where the depth of a scene is known, pairs also have `known`, `right` and `share`.
+    """
 
     def starts(lengths: Iterable[int]) -> Tensor:
         return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64))
@@ -321,7 +344,11 @@ def table_from_arrays(
         pair_translation=joined([pair["t"] for pair in pairs], (3,), np.float32, np.stack),
         index=joined([pair["index"] for pair in pairs], (), np.int32, np.concatenate),
         ratio=joined([np.round(pair["ratio"] * RATIO_STEPS) for pair in pairs], (), np.uint8, np.concatenate),
-        mutual=joined([pair["mutual"] for pair in pairs], (), bool, np.concatenate),
+        **{
+            name: joined([pair.get(name, np.zeros(len(pair["index"]))) for pair in pairs], (), bool, np.concatenate)
+            for name in ("mutual", "known", "right")
+        },
+        pair_share=joined([pair.get("share", np.nan) for pair in pairs], (), np.float32, np.stack),
     )
 
 
@@ -344,6 +371,8 @@ def table_of_pairs(pairs: Iterable[LabelledPair]) -> PairTable:
         row |= {"R": pair.R.cpu().numpy(), "t": pair.t.cpu().numpy()}
         # An unknown ratio counts as the worst.
         row["ratio"] = np.ones(len(m)) if m.ratio is None else m.ratio.cpu().numpy()
-        row["mutual"] = np.zeros(len(m), bool) if m.mutual is None else m.mutual.cpu().numpy()
+        flags = {"mutual": m.mutual, "known": pair.known, "right": pair.right}
+        row |= {name: values.cpu().numpy() for name, values in flags.items() if values is not None}
+        row["share"] = np.array(np.nan if pair.share is None else pair.share)
         rows.append(row)
     return table_from_arrays(images, rows)

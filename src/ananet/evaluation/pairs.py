@@ -155,7 +155,7 @@ class PhotoPairs(Pairs):
         matches = self.matcher(first.features, second.features, K0=first.K, K1=second.K)
         name = f"{scene}/{pair.name}" if scene and not pair.name.startswith(f"{scene}/") else pair.name
         paths = (pair.image0.path, pair.image1.path)
-        return LabelledPair.from_pose(name, matches, *pair.relative_pose(), scene, paths)
+        return LabelledPair.from_pose(name, matches, *pair.relative_pose(), scene, paths=paths)
 
     def matching(self) -> str:
         settings = self.settings
@@ -210,8 +210,9 @@ def with_fewer_outliers(pair: LabelledPair, share: float, seed: int) -> Labelled
     left_out = torch.randperm(len(wrong), generator=torch.Generator().manual_seed(seed))[most:]
     mask = torch.ones_like(pair.inlier)
     mask[wrong[left_out]] = False
-    distance = None if pair.distance is None else pair.distance[mask]
-    return replace(pair, matches=pair.matches[mask], inlier=pair.inlier[mask], distance=distance)
+    labels = {name: getattr(pair, name) for name in ("inlier", "distance", "known", "right")}
+    left: dict[str, Any] = {name: None if values is None else values[mask] for name, values in labels.items()}
+    return replace(pair, matches=pair.matches[mask], **left)
 
 
 def rescaled(matches: Correspondences, longest_side: int) -> Correspondences:

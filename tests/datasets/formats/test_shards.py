@@ -29,6 +29,7 @@ from ananet.datasets.formats.shards import (
 def table_of(images: int, pairs: int, keypoints: int, seed: int = 0, known: bool = True) -> PairTable:
     rng = np.random.default_rng(seed)
     unknown = torch.full((images * keypoints,), float("nan"), dtype=torch.float16)
+    depth_known = torch.from_numpy(rng.random(pairs * keypoints) < 0.6)
     return PairTable(
         points=torch.from_numpy(rng.uniform(0, 500, (images * keypoints, 2)).astype(np.float32)),
         sizes=torch.from_numpy(rng.uniform(2, 40, images * keypoints).astype(np.float16)) if known else unknown,
@@ -43,6 +44,9 @@ def table_of(images: int, pairs: int, keypoints: int, seed: int = 0, known: bool
         index=torch.from_numpy(rng.integers(0, keypoints, pairs * keypoints).astype(np.int32)),
         ratio=torch.from_numpy(rng.integers(0, 256, pairs * keypoints).astype(np.uint8)),
         mutual=torch.from_numpy(rng.random(pairs * keypoints) < 0.5),
+        known=depth_known,
+        right=depth_known & torch.from_numpy(rng.random(pairs * keypoints) < 0.5),
+        pair_share=torch.from_numpy(rng.random(pairs).astype(np.float32)),
     )
 
 

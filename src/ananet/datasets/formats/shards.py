@@ -5,7 +5,7 @@ A shard is a `PairTable` of whole scenes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property
@@ -24,7 +24,9 @@ from ananet.errors import InputError
 from ananet.io.files import read_json, save_tensors, write_json
 
 FORMAT = "ananet-pairs"
-VERSION = 2
+VERSION = 3
+# Version 2 knew no depth: its matches are labelled by epipolar distance alone.
+READABLE = (2, 3)
 INDEX = "index.json"
 # Keypoint indices are stored in 16 bits.
 KEYPOINT_LIMIT = 2**16
@@ -35,7 +37,10 @@ LAYOUT: dict[str, tuple[str, tuple[int, ...]]] = {
     "pair_images": ("I32", (2,)), "pair_start": ("I64", ()),
     "pair_rotation": ("F32", (3, 3)), "pair_translation": ("F32", (3,)),
     "index": ("I16", ()), "ratio": ("U8", ()), "mutual": ("U8", ()),
+    "known": ("U8", ()), "right": ("U8", ()), "pair_share": ("F32", ()),
 }  # fmt: skip
+FLAGS = ("mutual", "known", "right")
+NEW_IN_3 = ("known", "right", "pair_share")
 
 
 class PairShards(StoredPairs):
@@ -123,25 +128,32 @@ class PairShards(StoredPairs):
             table.pair_rotation[own],
             table.pair_translation[own],
             scene["name"],
-            None if folder is None else (folder / names[0], folder / names[1]),
+            paths=None if folder is None else (folder / names[0], folder / names[1]),
+            **table.depth_labels(own),
         )
 
 
 def pack(table: PairTable) -> dict[str, Tensor]:
-    """Return the columns as stored: 16-bit indices, one bit per mutual flag."""
+    """Return the columns as stored: 16-bit indices, one bit per flag."""
     tensors = {f.name: getattr(table, f.name) for f in fields(table)}
+    tensors |= {name: torch.from_numpy(np.packbits(tensors[name].numpy())) for name in FLAGS}
     # As int16, since few torch operations support uint16.
     tensors["index"] = torch.from_numpy(table.index.numpy().astype(np.uint16).view(np.int16))
-    tensors["mutual"] = torch.from_numpy(np.packbits(table.mutual.numpy()))
     tensors["pair_images"] = table.pair_images.to(torch.int32)
     return tensors
 
 
 def unpack(tensors: dict[str, Tensor]) -> PairTable:
     index = torch.from_numpy(tensors["index"].numpy().view(np.uint16).astype(np.int32))
-    mutual = torch.from_numpy(np.unpackbits(tensors["mutual"].numpy(), count=len(index)).astype(bool))
     images = tensors["pair_images"].to(torch.int64)
-    return PairTable(**{**tensors, "index": index, "mutual": mutual, "pair_images": images})
+    flags = {
+        name: torch.from_numpy(np.unpackbits(tensors[name].numpy(), count=len(index)).astype(bool))
+        if name in tensors
+        else torch.zeros(len(index), dtype=torch.bool)
+        for name in FLAGS
+    }
+    share = tensors.get("pair_share", torch.full((len(images),), torch.nan))
+    return PairTable(**{**tensors, **flags, "index": index, "pair_images": images, "pair_share": share})
 
 
 def nbytes(table: PairTable) -> int:
@@ -166,28 +178,34 @@ def read_table(path: Path) -> PairTable:
 def _check_shard(path: Path) -> tuple[int, int]:
     """Check the layout of a shard without reading it; return its numbers of pairs and images."""
     with _readable(path), safe_open(path, framework="pt") as file:
-        if (file.metadata() or {}).get("format") != f"{FORMAT} {VERSION}":
-            raise InputError(f"{path}: expected a shard of format {FORMAT!r}, version {VERSION}")
-        counts = _check_layout(path, file)
+        formats = {f"{FORMAT} {number}": number for number in READABLE}
+        written = formats.get((file.metadata() or {}).get("format", ""))
+        if written is None:
+            raise InputError(
+                f"{path}: expected a shard of format {FORMAT!r}, version {' or '.join(map(str, READABLE))}"
+            )
+        counts = _check_layout(
+            path, file, {name: LAYOUT[name] for name in LAYOUT if written == VERSION or name not in NEW_IN_3}
+        )
         # Overlapping parts would give the points of another photo.
         check_starts("image_start", file.get_tensor("image_start"), counts["points"], str(path))
         check_starts("pair_start", file.get_tensor("pair_start"), counts["index"], str(path))
     return counts["pair_images"], counts["image_camera"]
 
 
-def _check_layout(path: Path, file: Any) -> dict[str, int]:
-    """Check names, types and shapes of the columns; return their lengths."""
+def _check_layout(path: Path, file: Any, layout: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, int]:
+    """Check names, types and shapes of the columns; return their lengths, flags counted one by one."""
     found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    wrong = sorted(found.keys() ^ LAYOUT.keys())
+    wrong = sorted(found.keys() ^ layout.keys())
     if wrong:
-        raise InputError(f"{path}: expected the columns {', '.join(LAYOUT)}; missing or beside them: {wrong}")
-    for name, (kind, entry) in LAYOUT.items():
+        raise InputError(f"{path}: expected the columns {', '.join(layout)}; missing or beside them: {wrong}")
+    for name, (kind, entry) in layout.items():
         has, shape = found[name].get_dtype(), tuple(found[name].get_shape())
         if has != kind or len(shape) != 1 + len(entry) or shape[1:] != entry:
             expected = ", ".join(["N", *map(str, entry)])
             raise InputError(f"{path}: expected {name} as {kind} of shape ({expected}), got {has} of shape {shape}")
-    counts = {name: int(column.get_shape()[0]) for name, column in found.items()}
-    check_counts(counts | {"mutual": 8 * counts["mutual"]}, str(path), packed=8)
+    counts = {name: int(column.get_shape()[0]) * (8 if name in FLAGS else 1) for name, column in found.items()}
+    check_counts(counts, str(path), packed=8)
     return counts
 
 
@@ -210,8 +228,9 @@ def read_index(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     index = read_json(path)
-    if not isinstance(index, dict) or index.get("format") != FORMAT or index.get("version") != VERSION:
-        raise InputError(f"{path}: expected format {FORMAT!r}, version {VERSION}; build the pairs again")
+    if not isinstance(index, dict) or index.get("format") != FORMAT or index.get("version") not in READABLE:
+        versions = " or ".join(map(str, READABLE))
+        raise InputError(f"{path}: expected format {FORMAT!r}, version {versions}; build the pairs again")
     scenes, shards = index.get("scenes"), index.get("shards")
     named = isinstance(shards, list) and all(isinstance(name, str) for name in shards)
     if not named or not isinstance(scenes, list) or not all(map(_describes_scene, scenes)):
