@@ -90,6 +90,18 @@ def test_average_precision_by_hand():
         metrics.average_precision(np.array([np.nan]), np.array([T]))
 
 
+def test_wrong_ones_among_the_kept():
+    right = np.array([T] * 20 + [F] * 5)
+    scores = np.r_[np.arange(20, 0, -1), 1.5, 1.5, 2.5, 0.5, 0.4]
+    assert metrics.wrong_share_at_recall(scores, right) == pytest.approx(1 / 20), "19 of 20 right ones are enough"
+    assert metrics.wrong_share_at_recall(scores, right, 1.0) == pytest.approx(3 / 23)
+    assert metrics.wrong_share_at_recall(np.zeros(25), right) == pytest.approx(5 / 25), "equal ones are kept together"
+    assert metrics.wrong_share_at_recall(scores, ~right | right) == 0
+    assert metrics.wrong_share_at_recall(scores, np.zeros(25, bool)) == 0
+    with pytest.raises(InputError, match="recall: expected"):
+        metrics.wrong_share_at_recall(scores, right, 0.0)
+
+
 def test_precision_recall_curve_keeps_equal_scores_together():
     curve = metrics.precision_recall_curve(np.array([2.0, 1.0, 2.0]), np.array([F, T, T]))
     assert curve.score.tolist() == [2, 1]

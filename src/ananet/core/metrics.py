@@ -236,6 +236,27 @@ def average_precision(scores: np.ndarray, inlier: np.ndarray) -> float:
     return float((curve.precision * np.diff(curve.recall, prepend=0.0)).sum())
 
 
+def wrong_share_at_recall(scores: np.ndarray, right: np.ndarray, recall: float = 0.95) -> float:
+    """Share of wrong matches among the kept, at the highest threshold that keeps the given share of the right ones.
+
+    Args:
+        scores: [N] of the matches whose truth is known; higher is better, equal ones are kept together.
+        right: [N] bool.
+        recall: above 0, at most 1.
+
+    0 without right matches.
+
+    >>> wrong_share_at_recall(np.array([0.9, 0.8, 0.7, 0.6]), np.array([True, False, True, False]))
+    0.333...
+    """
+    if not 0 < recall <= 1:
+        raise InputError(f"recall: expected a share above 0 and at most 1, got {recall!r}")
+    curve = precision_recall_curve(scores, right)
+    # Rounding must not ask for one match more.
+    enough = np.flatnonzero(curve.recall >= recall - 1e-9)
+    return float(1 - curve.precision[enough[0]]) if len(enough) else 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Reliability:
     """Mean score and share of inliers, per bin of scores."""

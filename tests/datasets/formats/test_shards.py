@@ -16,6 +16,7 @@ from ananet.datasets.base import PairTable, join
 from ananet.datasets.formats.shards import (
     FORMAT,
     INDEX,
+    NEW_IN_3,
     VERSION,
     PairShards,
     nbytes,
@@ -138,6 +139,28 @@ def test_the_same_pairs_give_the_same_bytes(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+def test_pairs_of_before_depth_are_still_read(folder):
+    """Version 2: without the columns of depth."""
+    before, index = PairShards(folder).table(), read_index(folder)
+    for name in index["shards"]:
+        tensors = {key: value.clone() for key, value in load_file(folder / name).items() if key not in NEW_IN_3}
+        save_file(tensors, folder / name, {"format": f"{FORMAT} 2"})
+    write_index(folder, index | {"version": 2})
+    pairs = PairShards(folder)
+    table = pairs.table()
+    assert not table.known.any() and not table.right.any() and table.pair_share.isnan().all()
+    assert torch.equal(table.points, before.points) and torch.equal(table.index, before.index)
+    assert all(pair.known is None and pair.right is None and pair.share is None for pair in pairs)
+
+
+def test_labels_by_depth_are_those_of_the_table(folder):
+    pairs = PairShards(folder)
+    table = pairs.table()
+    assert torch.equal(torch.cat([pair.known for pair in pairs]), table.known)
+    assert torch.equal(torch.cat([pair.right for pair in pairs]), table.right)
+    assert [pair.share for pair in pairs] == table.pair_share.tolist()
+
+
 def test_wrong_indices(tmp_path):
     with pytest.raises(InputError, match="no training pairs here"):
         PairShards(tmp_path)
@@ -149,7 +172,7 @@ def test_wrong_indices(tmp_path):
     for wrong, message in (
         ([], "expected format"),
         ({"format": "else"}, "expected format"),
-        (good | {"version": 1}, "version 2; build the pairs again"),
+        (good | {"version": 1}, "version 2 or 3; build the pairs again"),
         (good | {"shards": [3]}, "expected scenes with names"),
         (good | {"scenes": None}, "expected scenes with names"),
         (good | {"scenes": [{"name": "a", "pairs": "many", "images": []}]}, "expected scenes with names"),
