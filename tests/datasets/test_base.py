@@ -13,12 +13,14 @@ from ananet.datasets.base import (
     PosedImage,
     PosedPair,
     PosedScene,
+    is_hard,
     join,
     table_from_arrays,
     table_of_pairs,
 )
 from ananet.estimators import Pose
 from tests.conftest import make_problem
+from tests.datasets.depth_pairs import pair_with_depth
 
 
 def posed(t: tuple[float, float, float] = (0, 0, 0), name: str = "a") -> PosedImage:
@@ -53,6 +55,31 @@ def test_labels_follow_the_pose_whatever_its_length():
     assert torch.equal(pair.inlier, pair.distance < 1e-4)
     assert pair.inlier[torch.from_numpy(problem.inlier)].all() and not pair.inlier.all()
     assert pair.t.norm() == pytest.approx(1) and pair.scene == "s"
+
+
+def test_truth_by_depth():
+    pair = pair_with_depth()
+    known, right = pair.truth()
+    near = torch.arange(200)
+    assert torch.equal(known[near], (near < 140) | (near >= 200)), "right and accidental ones, not unknown ones"
+    assert known[200:].all(), "a match off the line is wrong, even if its depth is unknown"
+    assert right.sum() == 100 and right[:100].all()
+    off_line = replace(pair, inlier=torch.zeros_like(pair.inlier))
+    assert off_line.truth()[0].all() and not off_line.truth()[1].any()
+    assert replace(pair, known=None, right=None, share=None).truth() is None
+    assert pair_with_depth(share=0).is_empty and not pair.is_empty
+
+
+def test_hard_pairs():
+    def hard(share: float = 0.5, **counts: int) -> bool:
+        return pair_with_depth(share, **counts).hard
+
+    assert hard(right=6, unknown=4) and not hard(right=6, unknown=4, share=0.19), "fewer than 12, of much common view"
+    assert hard(right=13, unknown=0), "fewer than 30 % of 53 or more"
+    assert not hard(right=40, unknown=0) and not hard(right=6), "unknown ones near the line may be right"
+    pair = pair_with_depth(right=6, unknown=4)
+    assert not is_hard(replace(pair, matches=pair.matches.replace(ratio=None)))
+    assert not is_hard(replace(pair, known=None, right=None, share=None)) and not pair_with_depth(0).hard
 
 
 def test_pose_errors():

@@ -17,6 +17,7 @@ from ananet.evaluation.pairs import (
     with_fewer_outliers,
 )
 from tests.conftest import make_problem
+from tests.datasets.depth_pairs import pair_with_depth, write_pairs
 from tests.datasets.formats.test_labelled import write_case
 
 
@@ -84,6 +85,19 @@ def test_shards(world, tmp_path):
     assert torch.equal(source[1].inlier, photos[1].inlier)
     scaled = pairs_of(tmp_path / "pairs", longest_side=640)[1]
     assert scaled.matches.K0[0, 0] == pytest.approx(600) and torch.equal(scaled.inlier, source[1].inlier)
+
+
+def test_labels_by_depth_are_kept(tmp_path):
+    given = [pair_with_depth(0.5, seed=1), pair_with_depth(0.5, right=6, unknown=4), pair_with_depth(0)]
+    folder = write_pairs(tmp_path, {"a": given})
+    pairs = pairs_of(folder, longest_side=320, limit=2)
+    assert [pair.share for pair in pairs] == [0.5, 0.5] and [pair.hard for pair in pairs] == [False, True]
+    for pair, was in zip(pairs, given[:2], strict=True):
+        assert torch.equal(pair.known, was.known) and torch.equal(pair.right, was.right)
+    thinned = list(pairs_of(folder, outlier_share=0.0))
+    assert [pair.hard for pair in thinned] == [False, True, False], "hardness is that of all matches"
+    assert thinned[1].right.sum() == 6 and len(thinned[1].matches) == 50
+    assert len(thinned[2].matches) == 0, "all matches of an empty pair are wrong"
 
 
 def test_oanet_dump(tmp_path):

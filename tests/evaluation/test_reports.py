@@ -4,8 +4,9 @@ from dataclasses import replace
 import pytest
 
 from ananet import InputError
-from ananet.evaluation import reports
+from ananet.evaluation import evaluate, reports
 from ananet.evaluation.scoring import PoseSettings
+from tests.datasets.depth_pairs import pair_with_depth, write_pairs
 
 
 def only(evaluation, *names):
@@ -79,6 +80,61 @@ def test_a_report_says_what_decides_its_numbers(evaluation):
 def test_a_source_without_poses_says_so(evaluation):
     text = reports.report(replace(evaluation, estimators=()), "text")
     assert "This source has no poses: estimators were not run." in text and "AUC" not in text
+
+
+@pytest.fixture
+def with_depth(tmp_path, in_this_process):
+    """Pairs of each share and kind; the third has no depth, the last two photos have nothing in common."""
+    unknown = replace(pair_with_depth(seed=3), known=None, right=None, share=None)
+    hard, empty = pair_with_depth(0.7, right=6, unknown=4, seed=1), pair_with_depth(0, seed=2)
+    folder = write_pairs(tmp_path, {"a": [pair_with_depth(0.2), hard, unknown, empty]})
+    return evaluate(folder, ["all", "ratio"], estimators="poselib", device="cpu", progress=False)[0]
+
+
+def test_truth_by_depth(with_depth):
+    assert with_depth.names == [f"a/{n}.jpg-{n + 1}.jpg" for n in (0, 2, 4)]
+    assert with_depth.empty_pairs == ["a/6.jpg-7.jpg"]
+    text = reports.report(with_depth)
+    assert "3 pairs of 1 scene" in text and "; 1 empty pair beside them; " in text
+    everything, _ = reports.truth_table(with_depth)
+    assert everything["true P"] == pytest.approx((100 / 220 + 6 / 126) / 2) and everything["true R"] == 1
+    assert everything["wrong at 95 % R"] == pytest.approx(240 / 346), "all scores are equal, all pairs together"
+    assert everything["mutual: wrong at 95 % R"] < everything["wrong at 95 % R"]
+    rows = reports.scores_by_share(with_depth)
+    groups = [(row["common view"], row["pairs"], row["pruner"]) for row in rows if row["pruner"] == "all"]
+    assert groups == [("10 to 30 %", 1, "all"), ("above 60 %", 1, "all"), ("hard pairs", 1, "all")]
+    assert rows[0]["true_precision"] == pytest.approx(100 / 220) and len(rows[0]["auc"]["poselib"]) == 3
+    assert reports.share_table(with_depth)[0]["poselib AUC@5/10/20"].count("/") == 2
+    assert reports.empty_table(with_depth)[0]["kept"] == 280
+    for title in ("Truth by depth", "By share of common view", "False alarms", "more than 15 one-to-one"):
+        assert title in text
+
+
+def test_truth_by_depth_as_json(with_depth):
+    (found,) = json.loads(json.dumps(reports.reports_as_json([with_depth]), allow_nan=False))
+    assert found["truth"]["all"]["true_recall"] == 1 and len(found["by_share"]) == 6
+    assert found["empty_pairs"]["pruners"]["all"]["more_than_15"] == 1
+    scores = json.loads(json.dumps(reports.scores_as_json(with_depth), allow_nan=False))
+    assert scores["share"] == [0.2, 0.7, None] and scores["hard"] == [False, True, False]
+    assert scores["truth"]["all"]["true_recall"] == [1, 1, None]
+    assert scores["empty_pairs"]["pairs"] == ["a/6.jpg-7.jpg"]
+    assert scores["empty_pairs"]["pruners"]["all"][0]["kept"] == 280
+
+
+def test_only_empty_pairs(tmp_path, in_this_process):
+    folder = write_pairs(tmp_path, {"a": [pair_with_depth(0), pair_with_depth(0, seed=1)]})
+    (found,) = evaluate(folder, "all", device="cpu", progress=False)
+    text = reports.report(found)
+    assert "0 pairs" in text and "False alarms" in text and "Matches, means" not in text
+    json.dumps([reports.reports_as_json([found]), reports.scores_as_json(found)], allow_nan=False)
+
+
+def test_sources_without_depth_have_no_such_tables(evaluation):
+    assert not evaluation.knows_depth and not evaluation.empty_pairs
+    text = reports.report(evaluation)
+    assert "Truth" not in text and "common view" not in text and "False alarms" not in text
+    known = {"truth", "by_share", "empty_pairs", "share", "hard"}
+    assert not known & (reports.reports_as_json([evaluation])[0].keys() | reports.scores_as_json(evaluation).keys())
 
 
 def test_repeats_show_how_much_they_differ(evaluation):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,9 +14,11 @@ from ananet.evaluation.scoring import (
     PrunerScores,
     pose_error,
     protocol_settings,
+    score_empty_pair,
     score_pair,
 )
 from tests.conftest import make_problem
+from tests.datasets.depth_pairs import pair_with_depth
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +74,45 @@ def test_a_pair_without_matches(pair):
     empty = LabelledPair("p", pair.matches[[]], torch.zeros(0, dtype=torch.bool), R=pair.R, t=pair.t)
     score = score_pair(empty, Prediction(np.zeros(0, bool), np.zeros(0, np.float32)), PoseSettings())
     assert (score.f1, score.average_precision, score.poses["ransac"][0].failed) == (0, 0, True)
+
+
+def test_true_precision_and_recall():
+    pair = pair_with_depth()
+    numbers = np.arange(len(pair.matches))
+    right, accidental, unknown, wrong, wrong_of_unknown_depth = np.split(numbers, [100, 140, 200, 240])
+
+    def score(*kept_ones) -> PairScore:
+        mask = np.zeros(len(pair.matches), bool)
+        mask[np.concatenate(kept_ones)] = True
+        return score_pair(pair, kept(mask), PoseSettings(()))
+
+    found = score(right[:50], accidental[:10], unknown, wrong[:5], wrong_of_unknown_depth[:5])
+    assert found.true_precision == pytest.approx(50 / 70), "unknown ones near the line do not count, all others do"
+    assert found.true_recall == pytest.approx(0.5)
+    assert found.precision == pytest.approx(120 / 130), "by the line, accidental ones are right"
+    assert np.isnan(score(unknown).true_precision) and score(unknown).true_recall == 0
+    without = replace(pair, known=None, right=None, share=None)
+    assert np.isnan(score_pair(without, kept(pair.inlier), PoseSettings(())).true_recall)
+    nothing_right = pair_with_depth(right=0)
+    assert np.isnan(score_pair(nothing_right, kept(nothing_right.inlier), PoseSettings(())).true_recall)
+
+
+def test_means_are_over_pairs_with_known_truth():
+    poses: dict = {"ransac": []}
+    scores = PrunerScores([PairScore(1, 1, 1, 1, 1, poses, p, r) for p, r in ((0.5, np.nan), (1, 0.2))], 0.0)
+    means = {"true_precision": 0.75, "true_recall": 0.2, "wrong_at_95": None, "wrong_at_95_mutual": None}
+    assert scores.truth_summary() == means
+    assert scores.only([]).truth_summary()["true_recall"] is None
+
+
+def test_false_alarms_on_an_empty_pair():
+    pair = pair_with_depth(share=0)
+    agreeing, few = pair.inlier.numpy(), np.arange(len(pair.matches)) < 15
+    alarm, quiet = (score_empty_pair(pair, kept(mask)) for mask in (agreeing, few))
+    assert (alarm.kept, alarm.one_to_one, alarm.overlap) == (200, 200, True), "matches that agree on a false geometry"
+    assert (quiet.kept, quiet.one_to_one) == (15, 15)
+    summary = PrunerScores([], 0.0, empty_pairs=[alarm, replace(quiet, overlap=False)]).empty_summary()
+    assert summary == {"kept": 107.5, "more_than_15": 0.5, "same_scene": 0.5}
 
 
 def test_summaries_by_hand():

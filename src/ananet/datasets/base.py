@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,11 @@ from ananet.estimators.base import Pose
 
 # Without a baseline there is no epipolar geometry to label matches by, as in OANet.
 MIN_BASELINE = 1e-5
+# A pair is hard if its photos have this share of their view in common, and of the mutual matches with a ratio below the
+# limit fewer than so many, or a smaller share, are right.
+HARD_MIN_SHARE = 0.2
+HARD_RATIO = 0.85
+HARD_MAX_RIGHT, HARD_MAX_RIGHT_SHARE = 12, 0.3
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +116,8 @@ class LabelledPair:
     """[N] bool: known matches that lie where the depth predicts. Other known ones are wrong, even on the line."""
     share: float | None = None
     """Share of the view that both photos have in common, 0 to 1; 0 if they show different places, None if unknown."""
+    hard: bool = False
+    """What `is_hard` said of all matches of the pair; it stays when some are left out."""
 
     @classmethod
     def from_pose(
@@ -123,7 +130,22 @@ class LabelledPair:
         distance = geometry.symmetric_epipolar_distance_squared(
             rays[:, :2], rays[:, 2:], geometry.essential_from_pose(R, t)
         ).to(torch.float32)
-        return cls(name, matches, distance < INLIER_DISTANCE, distance, R, t, scene, **more)
+        pair = cls(name, matches, distance < INLIER_DISTANCE, distance, R, t, scene, **more)
+        return replace(pair, hard=True) if is_hard(pair) else pair
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the photos have nothing in common: all matches are wrong, and there is no pose to find."""
+        return self.share == 0
+
+    def truth(self) -> tuple[Tensor, Tensor] | None:
+        """[N] bool each: matches known to be right or wrong, and the right ones; None if no depth is known.
+
+        Matches that are not near the line are wrong, whatever depth is known.
+        """
+        if self.known is None or self.right is None:
+            return None
+        return self.known | ~self.inlier, self.right & self.inlier
 
     def pose_error(self, pose: Pose | None) -> PoseError:
         """Return the error of an estimated pose."""
@@ -134,6 +156,23 @@ class LabelledPair:
             geometry.rotation_error(torch.as_tensor(pose.R).cpu(), self.R.double()).item(),
             geometry.translation_error(torch.as_tensor(pose.t).cpu(), self.t.double()).item(),
         )
+
+
+def is_hard(pair: LabelledPair) -> bool:
+    """Whether the ratio test finds few right matches although the photos have much of their view in common.
+
+    That is a share of at least 0.2, and of the mutual matches with a ratio below 0.85 fewer than 12 are right, or fewer
+    than 30 %. Those near the line with unknown depth count as right here: most are, and a pair should not be hard only
+    because little depth is known. False if share, ratios or mutual flags are unknown.
+    """
+    truth, matches = pair.truth(), pair.matches._as_tensors()
+    if pair.share is None or truth is None or matches.ratio is None or matches.mutual is None:
+        return False
+    known, right = truth
+    tested = matches.mutual & (matches.ratio < HARD_RATIO)
+    count = int((tested & (right | ~known)).sum())
+    few = count < HARD_MAX_RIGHT or count < HARD_MAX_RIGHT_SHARE * int(tested.sum())
+    return pair.share >= HARD_MIN_SHARE and few
 
 
 @dataclass(frozen=True, eq=False)

@@ -205,8 +205,9 @@ def open_pairs(
 
 def with_fewer_outliers(pair: LabelledPair, share: float, seed: int) -> LabelledPair:
     """Remove wrong matches at random until at most this share of the pair is wrong."""
-    wrong = (~pair.inlier).nonzero()[:, 0]
-    most = int(share / (1 - share) * int(pair.inlier.sum()))
+    right = torch.zeros_like(pair.inlier) if pair.is_empty else pair.inlier
+    wrong = (~right).nonzero()[:, 0]
+    most = int(share / (1 - share) * int(right.sum()))
     left_out = torch.randperm(len(wrong), generator=torch.Generator().manual_seed(seed))[most:]
     mask = torch.ones_like(pair.inlier)
     mask[wrong[left_out]] = False

@@ -21,7 +21,9 @@ CURVE_POINTS = 500
 
 
 def evaluation_plots(evaluation: Evaluation) -> dict[str, np.ndarray]:
-    """All plots of an evaluation by file name without suffix."""
+    """All plots of an evaluation by file name without suffix; none if all pairs are empty."""
+    if not evaluation.names:
+        return {}
     plots = {f"auc-{estimator}": plot_recall(evaluation, estimator) for estimator in evaluation.estimators}
     others = {"f1-by-inlier-ratio": plot_f1, "precision-recall": plot_precision_recall, "reliability": plot_reliability}
     plots |= {name: plot(evaluation) for name, plot in others.items()}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ananet._util.tables import count, format_table
 from ananet.core.metrics import THRESHOLDS
@@ -12,11 +15,13 @@ from ananet.errors import InputError
 from ananet.evaluation.explain import NEIGHBOURS
 from ananet.evaluation.predictions import installed_versions
 from ananet.evaluation.runner import Evaluation
-from ananet.evaluation.scoring import COLUMNS, PrunerScores
+from ananet.evaluation.scoring import COLUMNS, MAX_FALSE_MATCHES, TRUTH_COLUMNS, PrunerScores
 from ananet.io.files import write_json
 
 Rows = list[dict[str, Any]]
 AUC_COLUMNS = tuple(f"AUC@{threshold:g}" for threshold in THRESHOLDS)
+# Pairs by share of common view.
+SHARE_GROUPS = {"10 to 30 %": (0.1, 0.3), "30 to 60 %": (0.3, 0.6), "above 60 %": (0.6, np.inf)}
 FORM_NAMES = {"cubic": "Cub.", "quadratic": "Qua.", "linear": "Lin."}
 
 
@@ -24,10 +29,15 @@ def describe(evaluation: Evaluation) -> str:
     """Source and matches in one line."""
     scenes = count(len(set(evaluation.scenes)), "scene")
     reused = f"; predictions reused: {', '.join(evaluation.reused)}" if evaluation.reused else ""
+    empty = f"; {count(len(evaluation.empty_pairs), 'empty pair')} beside them" if evaluation.empty_pairs else ""
     return (
         f"{evaluation.source} ({evaluation.kind}): {count(len(evaluation.names), 'pair')} of {scenes}, "
-        f"{evaluation.inlier_ratios.mean():.1%} inliers; {evaluation.matching}{reused}"
+        f"{_inlier_ratio(evaluation):.1%} inliers{empty}; {evaluation.matching}{reused}"
     )
+
+
+def _inlier_ratio(evaluation: Evaluation) -> float:
+    return float(evaluation.inlier_ratios.mean()) if evaluation.names else 0.0
 
 
 def matches_table(evaluation: Evaluation) -> Rows:
@@ -67,6 +77,54 @@ def scores_by_scene(evaluation: Evaluation) -> Rows:
     return rows
 
 
+def truth_table(evaluation: Evaluation) -> Rows:
+    """Quality of the kept matches by depth; no rows where none is known."""
+    titles = ("true P", "true R", "wrong at 95 % R", "mutual: wrong at 95 % R")
+    return [
+        {"pruner": name} | dict(zip(titles, scores.truth_summary().values(), strict=True))
+        for name, scores in evaluation.scores.items()
+        if evaluation.knows_depth
+    ]
+
+
+def scores_by_share(evaluation: Evaluation) -> Rows:
+    """F1, true precision and recall, and AUC by share of common view and on hard pairs, for groups with pairs."""
+    groups = {
+        name: (evaluation.shares >= low) & (evaluation.shares < high) for name, (low, high) in SHARE_GROUPS.items()
+    }
+    rows = []
+    for group, members in (groups | {"hard pairs": evaluation.hard}).items():
+        chosen = np.flatnonzero(members).tolist()
+        for name, scores in evaluation.scores.items() if chosen else ():
+            own = scores.only(chosen)
+            row = {"common view": group, "pairs": len(chosen), "pruner": name, "f1": float(own.column("f1").mean())}
+            row |= {column: own.truth_summary()[column] for column in TRUTH_COLUMNS}
+            auc = {estimator: own.pose_summary(estimator)["auc"] for estimator in evaluation.estimators}
+            rows.append(row | {"auc": auc})
+    return rows
+
+
+def share_table(evaluation: Evaluation) -> Rows:
+    """The rows of `scores_by_share` as they are printed."""
+    titles = {"f1": "F1", "true_precision": "true P", "true_recall": "true R"}
+    return [
+        {titles.get(key, key): value for key, value in row.items() if key != "auc"}
+        | {f"{name} AUC@5/10/20": "/".join(f"{one:.1f}" for one in auc) for name, auc in row["auc"].items()}
+        for row in scores_by_share(evaluation)
+    ]
+
+
+def empty_table(evaluation: Evaluation) -> Rows:
+    """What is kept of pairs whose photos have nothing in common; no rows where there are none."""
+    titles = ("kept", f"more than {MAX_FALSE_MATCHES} one-to-one", "same scene by the overlap test")
+    return [
+        {"pruner": name, "pairs": len(scores.empty_pairs)}
+        | dict(zip(titles, scores.empty_summary().values(), strict=True))
+        for name, scores in evaluation.scores.items()
+        if scores.empty_pairs
+    ]
+
+
 def neighbour_table(evaluation: Evaluation) -> Rows:
     """Ratio of inliers among the k nearest neighbours of an inlier, by block (Fig. 7 left)."""
     return [
@@ -84,17 +142,27 @@ def report(evaluation: Evaluation, style: str = "text", by_scene: bool = False) 
         style: "text" or "markdown".
         by_scene: add F1 and AUC@5 by scene.
     """
-    parts = [describe(evaluation), _titled("Matches, means over pairs", matches_table(evaluation), style)]
+    parts = [describe(evaluation)]
+    if evaluation.names:
+        parts.append(_titled("Matches, means over pairs", matches_table(evaluation), style))
+    if truth := truth_table(evaluation):
+        title = "Truth by depth: means over pairs; share of wrong matches at 95 % true recall, over all pairs together"
+        parts.append(_titled(title, truth, style))
     failures = 0
     for estimator in evaluation.estimators:
         rows = pose_table(evaluation, estimator)
         failures += sum(row["failures"] for row in rows)
         title = f"Pose: {evaluation.pose_settings.describe(estimator)}; {evaluation.matching}"
         parts.append(_titled(title, rows, style, decimals=1))
-    if not evaluation.estimators:
+    if not evaluation.estimators and evaluation.names:
         parts.append("This source has no poses: estimators were not run.")
     elif failures:
         parts.append("Failures (fewer than 9 matches kept, or no pose found) count as 180 degrees.")
+    if by_share := share_table(evaluation):
+        parts.append(_titled("By share of common view", by_share, style))
+    if empty := empty_table(evaluation):
+        title = "False alarms: pairs that show nothing in common, mean number of kept matches and shares of pairs"
+        parts.append(_titled(title, empty, style))
     if by_scene:
         parts.append(_titled("By scene", scores_by_scene(evaluation), style))
     if neighbours := neighbour_table(evaluation):
@@ -182,7 +250,7 @@ def reports_as_json(evaluations: Sequence[Evaluation], table: int | None = None)
             "pairs": len(evaluation.names),
             "matches": evaluation.matching,
             "reused_predictions": list(evaluation.reused),
-            "inlier_ratio": float(evaluation.inlier_ratios.mean()),
+            "inlier_ratio": _inlier_ratio(evaluation),
             "estimators": {name: evaluation.pose_settings.describe(name) for name in evaluation.estimators},
             "pruners": {
                 name: scores.matches_summary()
@@ -191,9 +259,22 @@ def reports_as_json(evaluations: Sequence[Evaluation], table: int | None = None)
             },
             "by_scene": scores_by_scene(evaluation),
             "inlier_neighbours": neighbour_table(evaluation),
+            **_depth_as_json(evaluation),
         }
         for evaluation in evaluations
     ]
+
+
+def _depth_as_json(evaluation: Evaluation) -> dict[str, Any]:
+    """What is known by depth; nothing for other sources."""
+    found: dict[str, Any] = {}
+    if evaluation.knows_depth:
+        found["truth"] = {name: scores.truth_summary() for name, scores in evaluation.scores.items()}
+        found["by_share"] = scores_by_share(evaluation)
+    if evaluation.empty_pairs:
+        summaries = {name: scores.empty_summary() for name, scores in evaluation.scores.items()}
+        found["empty_pairs"] = {"pairs": len(evaluation.empty_pairs), "pruners": summaries}
+    return found
 
 
 def scores_as_json(evaluation: Evaluation) -> dict[str, Any]:
@@ -208,6 +289,7 @@ def scores_as_json(evaluation: Evaluation) -> dict[str, Any]:
         "pairs": evaluation.names,
         "scenes": evaluation.scenes,
         "inlier_ratio": evaluation.inlier_ratios.round(6).tolist(),
+        **_depth_of_pairs_as_json(evaluation),
         "pruners": {
             name: {
                 "weights_sha256": evaluation.pruners[name].weights_sha256,
@@ -226,6 +308,25 @@ def scores_as_json(evaluation: Evaluation) -> dict[str, Any]:
             for name, scores in evaluation.scores.items()
         },
     }
+
+
+def _depth_of_pairs_as_json(evaluation: Evaluation) -> dict[str, Any]:
+    """Shares, true precision and recall of every pair, and counts of every empty one; nothing for other sources."""
+    found: dict[str, Any] = {}
+    if evaluation.knows_depth:
+        found |= {"share": _or_none(evaluation.shares), "hard": evaluation.hard.tolist()}
+        found["truth"] = {
+            name: {column: _or_none(scores.column(column)) for column in TRUTH_COLUMNS}
+            for name, scores in evaluation.scores.items()
+        }
+    if evaluation.empty_pairs:
+        rows = {name: [asdict(pair) for pair in scores.empty_pairs] for name, scores in evaluation.scores.items()}
+        found["empty_pairs"] = {"pairs": evaluation.empty_pairs, "pruners": rows}
+    return found
+
+
+def _or_none(values: np.ndarray) -> list[float | None]:
+    return [None if np.isnan(value) else round(float(value), 6) for value in values]
 
 
 def write_scores(path: str | Path, evaluations: Sequence[Evaluation]) -> None:

@@ -7,6 +7,7 @@ while workers match and score.
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -45,7 +46,15 @@ from ananet.evaluation.predictions import (
     fingerprint,
     installed_versions,
 )
-from ananet.evaluation.scoring import PairScore, PoseSettings, PrunerScores, protocol_settings, score_pair
+from ananet.evaluation.scoring import (
+    EmptyPairScore,
+    PairScore,
+    PoseSettings,
+    PrunerScores,
+    protocol_settings,
+    score_empty_pair,
+    score_pair,
+)
 from ananet.features import DETECTORS, MATCHERS
 from ananet.io.files import file_sha256
 from ananet.networks import NETWORKS
@@ -116,6 +125,13 @@ class Evaluation:
     """[P] scene of every pair."""
     inliers: list[np.ndarray]
     """[P] labels, [N] bool each."""
+    shares: np.ndarray
+    """[P] share of the view that both photos of a pair have in common; NaN if unknown."""
+    hard: np.ndarray
+    """[P] bool: pairs of which `is_hard` is true."""
+    empty_pairs: list[str]
+    """Names of the pairs whose photos have nothing in common. They are in no other list: pruners' scores have a part
+    of their own for them."""
     pruners: dict[str, PrunerChoice]
     predictions: dict[str, Predictions]
     """By pruner."""
@@ -128,6 +144,11 @@ class Evaluation:
 
     def __repr__(self) -> str:
         return f"Evaluation({self.source}: {len(self.names)} pairs, pruners {', '.join(self.pruners)})"
+
+    @property
+    def knows_depth(self) -> bool:
+        """Whether depth tells of some pairs which matches are right."""
+        return bool(np.isfinite(self.shares).any())
 
     @property
     def inlier_ratios(self) -> np.ndarray:
@@ -152,8 +173,16 @@ class PairResult:
     scene: str
     fingerprint: str
     inlier: np.ndarray
+    share: float
+    """NaN if unknown."""
+    hard: bool
+    truth: np.ndarray | None
+    """[3 x N] bool: matches whose truth is known, right ones, mutual ones; None if no depth is known."""
     predictions: dict[str, Prediction]
     scores: dict[str, PairScore]
+    """None of an empty pair."""
+    empty_scores: dict[str, EmptyPairScore]
+    """Of an empty pair only."""
     inlier_neighbours: dict[str, np.ndarray]
 
 
@@ -189,15 +218,21 @@ class Worker:
             if name not in given:
                 predictions[name] = _prediction(pruner(pair.matches))
         inlier = pair.inlier.numpy()
-        return PairResult(
-            pair.name,
-            pair.scene,
-            fingerprint(pair.matches),
-            inlier,
-            predictions,
-            {name: score_pair(pair, made, self.pose_settings) for name, made in predictions.items()},
-            {name: inlier_neighbours(network, pair.matches, inlier) for name, network in self.networks.items()},
-        )
+        labels = (pair.name, pair.scene, fingerprint(pair.matches), inlier)
+        depth = (math.nan if pair.share is None else pair.share, pair.hard, _truth(pair))
+        if pair.is_empty:
+            alarms = {name: score_empty_pair(pair, made) for name, made in predictions.items()}
+            return PairResult(*labels, *depth, predictions, {}, alarms, {})
+        scores = {name: score_pair(pair, made, self.pose_settings) for name, made in predictions.items()}
+        near = {name: inlier_neighbours(network, pair.matches, inlier) for name, network in self.networks.items()}
+        return PairResult(*labels, *depth, predictions, scores, {}, near)
+
+
+def _truth(pair: LabelledPair) -> np.ndarray | None:
+    truth, mutual = pair.truth(), pair.matches._as_tensors().mutual
+    if truth is None:
+        return None
+    return torch.stack([*truth, torch.zeros_like(truth[0]) if mutual is None else mutual]).numpy()
 
 
 _worker: Worker
@@ -356,9 +391,10 @@ def _run(
                 gathered += some
                 store.add([(r.name, r.fingerprint, r.predictions) for r in some])
     store.finish()
-    names, fingerprints = [result.name for result in gathered], [result.fingerprint for result in gathered]
+    empty, usual = ([r for r in gathered if (r.share == 0) == is_empty] for is_empty in (True, False))
+    names, fingerprints = [result.name for result in usual], [result.fingerprint for result in usual]
     predictions = {
-        name: Predictions(origin, names, fingerprints, [r.predictions[name] for r in gathered], installed_versions())
+        name: Predictions(origin, names, fingerprints, [r.predictions[name] for r in usual], installed_versions())
         for name, origin in origins.items()
     }
     return Evaluation(
@@ -368,12 +404,15 @@ def _run(
         match_settings,
         pose_settings,
         names,
-        [result.scene for result in gathered],
-        [result.inlier for result in gathered],
+        [result.scene for result in usual],
+        [result.inlier for result in usual],
+        np.array([result.share for result in usual]),
+        np.array([result.hard for result in usual], bool),
+        [result.name for result in empty],
         {choice.name: choice for choice in choices},
         predictions,
-        {name: _pruner_scores(name, gathered) for name in origins},
-        pose_settings.estimators if pairs.has_poses else (),
+        {name: _pruner_scores(name, usual, empty) for name in origins},
+        pose_settings.estimators if pairs.has_poses and usual else (),
         tuple(store.complete),
     )
 
@@ -401,11 +440,31 @@ def _predicted(pairs: Known, name: str, pruner: Pruner) -> Known:
         yield pair, known
 
 
-def _pruner_scores(name: str, results: Sequence[PairResult]) -> PrunerScores:
-    labels = np.concatenate([result.inlier for result in results])
+def _pruner_scores(name: str, results: Sequence[PairResult], empty: Sequence[PairResult]) -> PrunerScores:
+    labels = np.concatenate([np.zeros(0, bool), *(result.inlier for result in results)])
     error = metrics.expected_calibration_error(pooled_scores([result.predictions[name] for result in results]), labels)
     near = [result.inlier_neighbours[name] for result in results if name in result.inlier_neighbours]
-    return PrunerScores([result.scores[name] for result in results], error, np.mean(near, axis=0) if near else None)
+    return PrunerScores(
+        [result.scores[name] for result in results],
+        error,
+        np.mean(near, axis=0) if near else None,
+        *_wrong_at_95(name, results),
+        [result.empty_scores[name] for result in empty],
+    )
+
+
+def _wrong_at_95(name: str, results: Sequence[PairResult]) -> tuple[float | None, float | None]:
+    """Share of wrong matches at 95 % true recall: of all, and of mutual ones; None without right ones."""
+    judged = [(result.predictions[name].logits, result.truth) for result in results if result.truth is not None]
+    if not judged:
+        return None, None
+    logits = np.concatenate([one for one, _ in judged])
+    known, right, mutual = np.concatenate([truth for _, truth in judged], axis=1)
+    groups = (known, known & mutual)
+    first, second = (
+        metrics.wrong_share_at_recall(logits[own], right[own], 0.95) if right[own].any() else None for own in groups
+    )
+    return first, second
 
 
 @contextmanager

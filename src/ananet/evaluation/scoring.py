@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from ananet._util.checks import Settings, check_positive, check_probability, check_whole_number
 from ananet._util.defaults import REPORTED_ESTIMATORS
@@ -18,12 +20,16 @@ from ananet.core.metrics import PoseError
 from ananet.datasets.base import LabelledPair
 from ananet.errors import InputError
 from ananet.estimators import Estimator, load_estimator
-from ananet.estimators.base import IN_WORDS
+from ananet.estimators.base import IN_WORDS, one_to_one
 from ananet.evaluation.predictions import Prediction
+from ananet.twoview.overlap import check_overlap
 
 # With fewer matches, no pose is estimated.
 MIN_MATCHES = 9
 COLUMNS = ("kept", "precision", "recall", "f1", "average_precision")
+TRUTH_COLUMNS = ("true_precision", "true_recall")
+# COLMAP's default: fewer matches do not make a pair.
+MAX_FALSE_MATCHES = 15
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,10 @@ class PairScore:
     average_precision: float
     poses: Mapping[str, Sequence[PoseError]]
     """By estimator, one for each repeat; empty if the source has no poses."""
+    true_precision: float = math.nan
+    """Share of right ones among the kept matches whose truth is known; NaN if there are none."""
+    true_recall: float = math.nan
+    """Share of kept ones among the matches known to be right; NaN if there are none."""
 
 
 def score_pair(pair: LabelledPair, prediction: Prediction, settings: PoseSettings) -> PairScore:
@@ -133,6 +143,41 @@ def score_pair(pair: LabelledPair, prediction: Prediction, settings: PoseSetting
             for estimator in settings.estimators
             if pair.R is not None
         },
+        *true_precision_recall(pair, prediction.mask),
+    )
+
+
+def true_precision_recall(pair: LabelledPair, mask: np.ndarray) -> tuple[float, float]:
+    """Precision and recall over the matches whose truth is known by depth; NaN where there are none."""
+    truth = pair.truth()
+    if truth is None:
+        return math.nan, math.nan
+    known, right = (flags.numpy() for flags in truth)
+    hits, judged, to_find = (int(flags.sum()) for flags in (mask & right, mask & known, right))
+    return hits / judged if judged else math.nan, hits / to_find if to_find else math.nan
+
+
+@dataclass(frozen=True)
+class EmptyPairScore:
+    """What one pruner kept of a pair whose photos have nothing in common."""
+
+    kept: int
+    """Number of kept matches."""
+    one_to_one: int
+    """Number of kept matches that are one-to-one."""
+    overlap: bool
+    """Whether the overlap test says that the photos show the same scene."""
+
+
+def score_empty_pair(pair: LabelledPair, prediction: Prediction) -> EmptyPairScore:
+    import cv2
+
+    mask, logits = torch.from_numpy(prediction.mask), torch.from_numpy(prediction.logits)
+    cv2.setRNGSeed(0)
+    return EmptyPairScore(
+        int(mask.sum()),
+        int(one_to_one(pair.matches, mask, logits).sum()),
+        check_overlap(pair.matches, prediction.mask).found,
     )
 
 
@@ -145,6 +190,13 @@ class PrunerScores:
     """Calibration error of the probabilities of all matches together."""
     inlier_neighbours: np.ndarray | None = None
     """[blocks + 1 x k's] mean over pairs of `metrics.inlier_neighbour_ratio`, for the input and after every block."""
+    wrong_at_95: float | None = None
+    """Share of wrong ones among the kept matches whose truth is known, at the threshold that keeps 95 % of the right
+    ones, over the matches of all pairs together; None if no depth is known."""
+    wrong_at_95_mutual: float | None = None
+    """The same over mutual matches."""
+    empty_pairs: Sequence[EmptyPairScore] = ()
+    """Of the pairs whose photos have nothing in common, which are not among `pairs`."""
 
     def column(self, name: str) -> np.ndarray:
         """[P] one field of `PairScore`."""
@@ -163,6 +215,20 @@ class PrunerScores:
         """Means over pairs."""
         means = {name: float(self.column(name).mean()) if self.pairs else 0.0 for name in COLUMNS}
         return {**means, "calibration_error": self.calibration_error}
+
+    def truth_summary(self) -> dict[str, float | None]:
+        """Means over the pairs that have them, and shares of wrong matches of all pairs together; None if unknown."""
+        columns = {name: self.column(name) for name in TRUTH_COLUMNS}
+        known = {name: values[np.isfinite(values)] for name, values in columns.items()}
+        means = {name: float(values.mean()) if len(values) else None for name, values in known.items()}
+        return {**means, "wrong_at_95": self.wrong_at_95, "wrong_at_95_mutual": self.wrong_at_95_mutual}
+
+    def empty_summary(self) -> dict[str, float]:
+        """Of pairs whose photos have nothing in common: mean number of kept matches, and shares of false alarms."""
+        kept, many, overlap = np.array(
+            [(pair.kept, pair.one_to_one > MAX_FALSE_MATCHES, pair.overlap) for pair in self.empty_pairs], np.float64
+        ).T
+        return {"kept": kept.mean(), "more_than_15": many.mean(), "same_scene": overlap.mean()}
 
     def pose_summary(self, estimator: str) -> dict[str, Any]:
         """AUC and mAP in percent, means over repeats; deviation of AUC between them; number of failed pairs."""
