@@ -10,6 +10,7 @@ from ananet.core import geometry
 from ananet.datasets import augment
 from ananet.datasets.augment import Draw, Problems
 from ananet.datasets.base import Batch
+from ananet.datasets.labels import BY_LINE, LabelRule
 from tests.conftest import make_problem
 
 PAIRS, MATCHES = 6, 80
@@ -27,13 +28,15 @@ def make_problems(inliers: int = 50, outliers: int = 30) -> Problems:
     count = inliers + outliers
     K = made[0].K0.float().expand(PAIRS, 3, 3)
     size = torch.tensor([640.0, 480.0]).expand(PAIRS, 2)
-    return Problems(
+    made_up = Problems(
         points0=torch.stack([one.points0 for one in made]).float(),
         points1=torch.stack([one.points1 for one in made]).float(),
         sizes=2 + 30 * torch.rand(PAIRS, count, 2, generator=generator),
         angles=2 * math.pi * torch.rand(PAIRS, count, 2, generator=generator),
         ratio=torch.stack([one.ratio for one in made]),
         mutual=torch.stack([one.mutual for one in made]),
+        known=torch.rand(PAIRS, count, generator=generator) < 0.7,
+        right=torch.zeros(PAIRS, count, dtype=torch.bool),
         mask=torch.ones(PAIRS, count, dtype=torch.bool),
         K0=K,
         K1=K,
@@ -41,7 +44,11 @@ def make_problems(inliers: int = 50, outliers: int = 30) -> Problems:
         image_size1=size,
         R=torch.stack([one.R for one in problems]).float(),
         t=torch.stack([one.t for one in problems]).float(),
+        share=torch.full((PAIRS,), 0.5),
     )
+    # Of the known matches near the line nine in ten are right.
+    right = made_up.known & (made_up.distance() < 1e-4) & (torch.rand(PAIRS, count, generator=generator) < 0.9)
+    return replace(made_up, right=right)
 
 
 def with_tips(problems: Problems) -> Problems:
@@ -51,7 +58,7 @@ def with_tips(problems: Problems) -> Problems:
         size, angle = problems.sizes[..., n, None], problems.angles[..., n]
         return torch.cat([points, points + size * torch.stack([angle.cos(), angle.sin()], dim=-1)], dim=1)
 
-    twice = {name: getattr(problems, name).repeat(1, 2) for name in ("ratio", "mutual", "mask")}
+    twice = {name: getattr(problems, name).repeat(1, 2) for name in ("ratio", "mutual", "known", "right", "mask")}
     return replace(
         problems,
         points0=tip(problems.points0, 0),
@@ -85,12 +92,12 @@ def problems() -> Problems:
 
 @pytest.fixture
 def batch(problems) -> Batch:
-    return augment.as_batch(draw(), with_tips(problems), 1e-4, 0.0)
+    return augment.as_batch(draw(), with_tips(problems), BY_LINE, 0.0)
 
 
 @pytest.mark.parametrize("uncalibrated", [0.0, 1.0])
 def test_sizes_are_normalised_as_points_are(problems, uncalibrated):
-    batch = augment.as_batch(draw(), with_tips(problems), 1e-4, uncalibrated)
+    batch = augment.as_batch(draw(), with_tips(problems), BY_LINE, uncalibrated)
     assert_tips_fit(batch)
     expected = problems.sizes / (500 if not uncalibrated else 0.7 * 640)
     torch.testing.assert_close(batch.sizes[:, :MATCHES], expected)
@@ -148,7 +155,8 @@ def test_a_second_motion_brings_all_that_belongs_to_a_match(batch):
     changed = augment.second_motion(draw(1), batch, 1.0)
 
     def rows(of: Batch, n: int) -> set[tuple[float, ...]]:
-        values = torch.cat([of.matches[n], of.sizes[n], of.angles[n], of.ratio[n, :, None], of.inlier[n, :, None]], 1)
+        more = torch.stack([of.ratio[n], of.inlier[n], of.target[n], of.weight[n]], 1)
+        values = torch.cat([of.matches[n], of.sizes[n], of.angles[n], more], 1)
         return {tuple(row) for row in values.tolist()}
 
     for n in range(PAIRS):
@@ -241,16 +249,56 @@ def test_far_points_leave_the_second_image(problems):
 
 
 def test_labels_follow_the_distance_that_is_asked_for(problems):
-    loose, tight = (augment.as_batch(draw(), problems, limit, 0.0) for limit in (1e-4, 1e-7))
+    loose, tight = (augment.as_batch(draw(), problems, LabelRule(limit), 0.0) for limit in (1e-4, 1e-7))
     assert torch.equal(loose.inlier, loose.distance < 1e-4) and torch.equal(tight.inlier, loose.distance < 1e-7)
     assert tight.inlier.sum() < loose.inlier.sum()
 
 
 def test_padding_is_zero(problems):
     short = replace(problems, mask=torch.arange(MATCHES).expand(PAIRS, -1) < 20)
-    batch = augment.as_batch(draw(), short, 1e-4, 0.5)
-    for name in ("matches", "inlier", "distance", "ratio", "mutual", "mask"):
+    batch = augment.as_batch(draw(), short, BY_LINE, 0.5)
+    for name in ("matches", "inlier", "target", "weight", "distance", "ratio", "mutual", "mask"):
         assert not getattr(batch, name)[:, 20:].any(), name
+
+
+BY_DEPTH = LabelRule(labels="depth", unknown_weight=0.4, accidental_weight=2.0, unknown_target=(0.3, 0.8))
+
+
+@pytest.mark.parametrize("name", ["swap", "mirror", "roll", "focal_change"])
+def test_labels_by_depth_stay_with_their_matches(problems, name):
+    batch = augment.as_batch(draw(), problems, BY_DEPTH, 0.0)
+    assert torch.equal(batch.inlier, batch.target > 0.5)
+    assert (batch.inlier != (batch.distance < 1e-4)).any()
+    changed = getattr(augment, name)(draw(1), batch, 1.0)
+    for field in ("inlier", "target", "weight", "share"):
+        assert torch.equal(getattr(changed, field), getattr(batch, field)), field
+
+
+def test_jitter_leaves_labels_by_depth_alone(problems):
+    moved = augment.jitter(draw(1), problems, 3.0)
+    assert torch.equal(moved.known, problems.known) and torch.equal(moved.right, problems.right)
+
+
+@pytest.mark.parametrize("name", ["wrong_partners", "far_points"])
+def test_what_was_moved_away_is_known_to_be_wrong(problems, name):
+    changed = getattr(augment, name)(draw(1), problems, 1.0)
+    moved = (changed.points1 - problems.points1).norm(dim=-1) > augment.SAME_PLACE
+    assert (moved & problems.right).any() and (moved & ~problems.known).any()
+    assert torch.equal(changed.known, problems.known | moved) and torch.equal(changed.right, problems.right & ~moved)
+
+
+def test_a_partner_at_the_same_place_is_as_right_as_before(problems):
+    twice = problems.pick(torch.zeros(PAIRS, MATCHES, dtype=torch.int64))
+    changed = augment.wrong_partners(draw(1), twice, 1.0)
+    assert torch.equal(changed.right, twice.right) and torch.equal(changed.known, twice.known)
+
+
+def test_a_pair_with_nothing_in_common_gets_no_second_motion(problems):
+    share = torch.tensor([0.0, 0.5, 0.5, 0.0, 0.5, 0.5])
+    batch = augment.as_batch(draw(), replace(problems, share=share), BY_DEPTH, 0.0)
+    changed = augment.second_motion(draw(1), batch, 1.0)
+    assert not changed.target[share == 0].any() and torch.equal(changed.share, share)
+    assert (changed.target.sum(1) < batch.target.sum(1))[[1, 4]].all(), "the disc of an empty pair is wrong"
 
 
 def test_whole_numbers_stay_below_their_bound():
@@ -263,7 +311,7 @@ def test_whole_numbers_stay_below_their_bound():
 @pytest.mark.parametrize("uncalibrated", [0.0, 1.0])
 def test_the_true_geometry_is_that_of_the_matches_as_they_are_normalised(uncalibrated):
     problems = make_problems(inliers=80, outliers=0)
-    batch = augment.as_batch(draw(), problems, 1e-4, uncalibrated)
+    batch = augment.as_batch(draw(), problems, BY_LINE, uncalibrated)
     for change in (
         lambda batch: batch,
         lambda batch: augment.focal_change(draw(1), batch, 0.5),

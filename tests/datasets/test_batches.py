@@ -6,10 +6,11 @@ from torch.utils.data import DataLoader
 
 from ananet import InputError
 from ananet.core import geometry
-from ananet.datasets.base import Batch
+from ananet.datasets.base import Batch, LabelledPair
 from ananet.datasets.batches import BatchSettings, PairBatches
 from ananet.datasets.build import BuildSettings, build_pairs
 from ananet.datasets.formats.shards import PairShards
+from ananet.datasets.labels import LabelRule
 from tests.datasets.scenes import write_scene
 
 
@@ -166,7 +167,7 @@ def test_some_points_lie_outside_of_the_second_image(pairs):
 def test_inliers_of_the_given_distance_are_dropped_and_no_others(pairs):
     tight = 1e-6
     settings = replace(BatchSettings.unchanged(8, 300), dropped_inliers=1.0)
-    batch = PairBatches(pairs, settings, seed=3, inlier_distance=tight)[0]
+    batch = PairBatches(pairs, settings, seed=3, rule=LabelRule(tight))[0]
     assert torch.equal(batch.inlier, (batch.distance < tight) & batch.mask)
     left_out = 0
     for rows in batch.matches:
@@ -192,6 +193,71 @@ def test_scenes_can_be_left_out(pairs):
         PairBatches(pairs, BatchSettings(), without=("few", "many"))
 
 
+def with_depth(table, empty=(), unknown=0.0):
+    """The table with depth: near the line every third match is accidental, some are unknown; some pairs are empty."""
+    of_pair = torch.arange(table.pairs).repeat_interleave(table.pair_start.diff())
+    number = torch.arange(len(table.index))
+    is_empty = torch.isin(torch.arange(table.pairs), torch.tensor(empty, dtype=torch.int64))
+    distance = torch.cat([pair.distance for pair in pairs_of(table)])
+    known = (torch.rand(len(number), generator=torch.Generator().manual_seed(0)) >= unknown) | is_empty[of_pair]
+    right = known & (distance < 1e-4) & (number % 3 > 0) & ~is_empty[of_pair]
+    return replace(table, known=known, right=right, pair_share=torch.where(is_empty, 0.0, 0.5))
+
+
+def pairs_of(table):
+    return [
+        LabelledPair.from_pose("", table.matches(n), table.pair_rotation[n], table.pair_translation[n])
+        for n in range(table.pairs)
+    ]
+
+
+def test_batches_by_depth_have_the_labels_of_the_table(pairs):
+    table = with_depth(pairs.table(), unknown=0.3)
+    rule = LabelRule(labels="depth", accidental_weight=2.0)
+    batches = PairBatches(pairs, BatchSettings.unchanged(8, 250), seed=1, rule=rule, table=table)
+    batch = batches[0]
+    near = batch.distance < 1e-4
+    assert not batch.target[~near].any() and (batch.weight[~near] == 1).all()
+    kinds = {(round(t, 3), w) for t, w in zip(batch.target[near].tolist(), batch.weight[near].tolist(), strict=True)}
+    others, mutual = (round(share, 3) for share in batches.rule.unknown_target)
+    assert kinds == {(1, 1), (0, 2), (others, 0), (mutual, 0)}
+    for share, is_mutual in zip(batches.rule.unknown_target, (False, True), strict=True):
+        of_pairs = torch.cat([pair.distance for pair in pairs_of(table)]) < 1e-4
+        counted = of_pairs & table.known & (table.mutual == is_mutual)
+        assert share == pytest.approx((counted & table.right).sum().item() / counted.sum().item(), abs=0.02)
+    assert torch.equal(batch.matches, PairBatches(pairs, BatchSettings.unchanged(8, 250), seed=1)[0].matches)
+
+
+def test_pairs_with_nothing_in_common_come_as_often_as_asked_for(pairs):
+    names = pairs.scene_of_pairs()
+    empty = [n for n, name in enumerate(names) if name == "many"][:2]
+    table = with_depth(pairs.table(), empty)
+    rule = LabelRule(labels="depth")
+
+    def drawn(rule, **settings):
+        changes = {**vars(BatchSettings(64, 100)), **settings}
+        batches = PairBatches(pairs, BatchSettings(**changes), rule=rule, table=table)
+        return [batches[number] for number in range(4)]
+
+    for share in (0.0, 0.5, 1.0):
+        found = drawn(rule, empty=share)
+        is_empty = torch.cat([batch.share == 0 for batch in found])
+        # Half of the draws are of the scene that has some.
+        assert is_empty.float().mean() == pytest.approx(share / 2, abs=0.08)
+        target, mask = (torch.cat([getattr(batch, name) for batch in found]) for name in ("target", "mask"))
+        assert not target[is_empty].any() and mask[is_empty].all() and target[~is_empty].any(1).float().mean() > 0.95
+    assert all((batch.share == 0.5).all() for batch in drawn(LabelRule(), empty=1.0)), "by the line there are none"
+    kept = drawn(rule, empty=1.0, dropped_outliers=1.0, outliers=0.0, far_points=0.0)[0]
+    counts = [len(rows.unique(dim=0)) for rows in kept.matches[kept.share == 0]]
+    assert min(counts) > 90, "nothing is dropped of an empty pair"
+
+
+def test_labels_by_depth_need_depth(pairs):
+    table = replace(pairs.table(), pair_share=torch.full((len(pairs),), torch.nan))
+    with pytest.raises(InputError, match="labels: expected pairs with known depth for 'depth', got none"):
+        PairBatches(pairs, BatchSettings(), rule=LabelRule(labels="depth"), table=table)
+
+
 def test_any_stored_pairs_give_batches(pairs, tmp_path):
     pytest.importorskip("h5py")
     from ananet.datasets.formats.oanet import OANetDump
@@ -211,6 +277,7 @@ def test_wrong_settings():
         {"min_matches": 0},
         {"min_matches": 2001},
         {"far_points": 1.5},
+        {"empty": 1.5},
         {"matches": 2.5},
     ):
         with pytest.raises(InputError, match=next(iter(wrong))):

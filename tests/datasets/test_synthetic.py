@@ -24,7 +24,7 @@ def test_shapes_and_types() -> None:
     assert batch.R.shape == (3, 3, 3) and batch.t.shape == (3, 3)
     assert batch.focal0.shape == batch.focal1.shape == (3,)
     for field in dataclasses.fields(batch):
-        if field.name not in ("sizes", "angles"):
+        if field.name not in ("sizes", "angles", "share"):
             assert torch.isfinite(getattr(batch, field.name)).all(), field.name
     for unknown in (batch.sizes, batch.angles):
         assert unknown.shape == (3, 200, 2) and unknown.isnan().all()

@@ -7,11 +7,12 @@ import torch
 from ananet import InputError
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.formats.shards import PairShards
+from ananet.datasets.labels import LabelRule
 from ananet.networks import ANANet
 from ananet.pruners import LearnedPruner
 from ananet.pruners.base import Pruned
 from ananet.training import calibration
-from ananet.training.calibration import fit_probabilities, fit_scores, labels, pose_scores, predict, score
+from ananet.training.calibration import Truth, fit_probabilities, fit_scores, labels, pose_scores, predict, score
 from tests.conftest import make_problem
 from tests.training.conftest import SMALL
 
@@ -26,6 +27,10 @@ def answer(mask) -> Pruned:
     mask = np.asarray(mask)
     logits = np.where(mask, 1.0, -1.0).astype(np.float32)
     return Pruned(mask, logits, logits)
+
+
+def truth(*right: bool) -> Truth:
+    return Truth(np.array(right), np.ones(len(right), bool), by_depth=False)
 
 
 def labelled(seed: int = 0) -> LabelledPair:
@@ -45,16 +50,38 @@ def test_many_pairs_at_once_get_the_answers_of_each(network, data, monkeypatch):
 
 def test_labels_follow_the_distance_that_is_asked_for():
     pair = labelled()
-    assert (labels([pair])[0] == pair.inlier.numpy()).all()
-    assert (labels([pair], 1e-8)[0] == (pair.distance < 1e-8).numpy()).all()
+    tight = LabelRule(1e-8)
+    assert (labels([pair])[0].right == pair.inlier.numpy()).all() and labels([pair])[0].known.all()
+    assert (labels([pair], tight)[0].right == (pair.distance < 1e-8).numpy()).all()
     without = replace(pair, distance=None)
-    assert (labels([without], 1e-8)[0] == pair.inlier.numpy()).all(), "several motions have no single distance"
+    assert (labels([without], tight)[0].right == pair.inlier.numpy()).all(), "several motions have no single distance"
+
+
+def test_labels_by_depth_leave_out_what_is_unknown():
+    pair = labelled()
+    known = torch.arange(160) % 4 > 0
+    right = known & pair.inlier & (torch.arange(160) % 4 > 1)
+    by_depth = LabelRule(labels="depth")
+    with_depth, without = labels([replace(pair, known=known, right=right, share=0.5), pair], by_depth)
+    assert with_depth.by_depth and (with_depth.right == right.numpy()).all()
+    assert (with_depth.known == (known | ~pair.inlier).numpy()).all()
+    assert not without.by_depth and (without.right == pair.inlier.numpy()).all() and without.known.all()
+
+
+def test_unknown_matches_are_not_scored():
+    kept = Pruned(np.array([True, True, True, False]), np.ones(4, np.float32), np.array([3, 2, 1, -1], np.float32))
+    right, known = np.array([True, False, False, False]), np.array([True, False, True, True])
+    found = score([kept, kept], [Truth(right, known, by_depth=True), Truth(right, known, by_depth=True)])
+    assert found["precision"] == 0.5 and found["recall"] == found["average_precision"] == 1
+    assert found["wrong_at_95"] == 0, "what is best of the known ones is right"
+    other = Truth(np.array([False, False, True, False]), known, by_depth=True)
+    assert score([kept, kept], [Truth(right, known, by_depth=True), other])["wrong_at_95"] == 0.5, "over all pairs"
 
 
 def test_scores_by_hand():
-    found = score([answer([True, False, True])], [np.array([True, True, False])])
+    found = score([answer([True, False, True])], [truth(True, True, False)])
     assert found["precision"] == found["recall"] == found["f1"] == 0.5
-    both = score([answer([True, False]), answer([True, False])], [np.array([True, False]), np.array([False, True])])
+    both = score([answer([True, False]), answer([True, False])], [truth(True, False), truth(False, True)])
     assert both["f1"] == both["precision"] == 0.5, "means over pairs"
     assert set(both) == {"precision", "recall", "f1", "average_precision"}
 
@@ -103,12 +130,12 @@ def test_fitted_networks_say_how_many_matches_are_right(network, data):
     def mean_gap(fitted: ANANet, limit: float) -> float:
         answers = predict(LearnedPruner(fitted, "cpu", conflict_odds=1), pairs)
         said = np.mean([one.scores.mean() for one in answers])
-        return abs(float(said - np.mean([right.mean() for right in labels(pairs, limit)])))
+        return abs(float(said - np.mean([truth.right.mean() for truth in labels(pairs, LabelRule(limit))])))
 
     for limit in (1e-4, 1e-6):
         fitted = ANANet(SMALL).eval()
         fitted.load_state_dict(network.state_dict())
         fitted.rescale_logits(2.0, 3.0)
         assert mean_gap(fitted, limit) > 0.05
-        fit_scores(fitted, pairs, torch.device("cpu"), limit)
+        fit_scores(fitted, pairs, torch.device("cpu"), LabelRule(limit))
         assert mean_gap(fitted, limit) < 0.01

@@ -272,6 +272,33 @@ def test_a_tighter_label(settings, tmp_path):
     assert load_network(tmp_path / WEIGHTS)[1]["settings"]["inlier_distance"] == 1e-5
 
 
+def test_labels_by_depth(settings, depth_data, tmp_path):
+    pairs = str(depth_data / "pairs")
+    settings = replace(
+        settings, pairs=pairs, validation=pairs, calibration_scenes=("a",), labels="depth", unknown_weight=0.4,
+        accidental_weight=2.0, batches=BatchSettings(batch_size=8, matches=128, empty=0.5),
+    )  # fmt: skip
+    trainer = trainer_of(settings, tmp_path / "one")
+    assert "labels by depth" in trainer.describe()
+    assert len(trainer.validation) == len(trainer.pairs) - 1, "a pair with nothing in common is not scored"
+    drawn = [trainer.source.draw(step)[0] for step in range(6)]
+    assert any((batch.share == 0).any() for batch in drawn)
+    assert {0.0, 1.0, 2.0} < {round(w, 3) for batch in drawn for w in batch.weight.flatten().tolist()} | {0.0}
+    assert all(trainer._loss(batch, True).isfinite() for batch in drawn)
+    result = train(settings, tmp_path / "run", device="cpu")
+    assert result["step"] == 8 and 0 <= result["validation"]["wrong_at_95"] < 1
+    assert any("validation_wrong_at_95" in line for line in lines_of(tmp_path / "run"))
+    assert load_network(tmp_path / "run" / WEIGHTS)[1]["settings"]["labels"] == "depth"
+
+
+def test_bundled_weights_are_tuned_on_labels_by_depth(depth_data, data, tmp_path, capsys):
+    arguments = ["train", "--from", "ananet-small", "--labels", "depth", "--steps", "1", "--device", "cpu", "--json"]
+    assert main([*arguments, "--pairs", str(depth_data / "pairs"), "-o", str(tmp_path / "run")]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 1
+    assert main([*arguments, "--pairs", str(data / "pairs"), "-o", str(tmp_path / "other")]) == 2
+    assert "labels: expected pairs with known depth" in capsys.readouterr().err
+
+
 def test_two_processes_share_gradients(settings, tmp_path):
     (tmp_path / "s.json").write_text(json.dumps(settings.to_dict()))
     code = (

@@ -1,11 +1,20 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from ananet.core import geometry
+from ananet.datasets.synthetic import SyntheticSettings, synthesize
 from ananet.networks import inlier_weights
-from ananet.training.loss import class_loss, geometric_loss, matrix_loss, virtual_loss, virtual_matches
+from ananet.training.loss import (
+    class_loss,
+    geometric_loss,
+    loss_of_solution,
+    matrix_loss,
+    virtual_loss,
+    virtual_matches,
+)
 from tests.conftest import make_problem
 
 
@@ -37,6 +46,61 @@ def test_without_balance_every_match_weighs_the_same():
     losses = [class_loss(logits, inlier, mask, balance) for balance in (0.0, 0.2, 1.0)]
     torch.testing.assert_close(losses[0], plain)
     torch.testing.assert_close(losses[1], 0.8 * losses[0] + 0.2 * losses[2])
+
+
+def plain_class_loss(logits, inlier, mask, balance):
+    """The loss of matches that are right or wrong."""
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(logits, inlier.float(), reduction="none")
+    positive, negative = inlier & mask, ~inlier & mask
+    of_inliers, of_outliers = ((entropy * side).sum(1) / side.sum(1).clamp_min(1) for side in (positive, negative))
+    share = balance * 0.5 + (1 - balance) * positive.sum(1) / mask.sum(1).clamp_min(1)
+    return (share * of_inliers + (1 - share) * of_outliers).mean()
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.3, 1.0])
+def test_hard_targets_give_the_plain_loss_and_its_gradient(balance):
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(4, 50, generator=generator)).requires_grad_()
+    inlier = torch.rand(4, 50, generator=generator) < torch.tensor([[0.1], [0.5], [0.0], [1.0]])
+    mask = torch.arange(50) < torch.tensor([[50], [20], [50], [7]])
+    losses = [
+        plain_class_loss(logits, inlier, mask, balance),
+        class_loss(logits, inlier.float(), mask.float(), balance),
+    ]
+    assert losses[0] == losses[1]
+    gradients = [torch.autograd.grad(loss, logits)[0] for loss in losses]
+    assert torch.equal(*gradients)
+
+
+def test_soft_targets_and_weights_by_hand():
+    logits = torch.tensor([[2.0, -1.0, 0.5]])
+    target, weight = torch.tensor([[1.0, 0.0, 0.3]]), torch.tensor([[1.0, 2.0, 0.4]])
+    right, wrong = (torch.nn.functional.softplus(sign * logits[0]) for sign in (-1, 1))
+    of_inliers = (right[0] + 0.12 * right[2]) / 1.12
+    of_outliers = (2 * wrong[1] + 0.28 * wrong[2]) / 2.28
+    torch.testing.assert_close(class_loss(logits, target, weight), (of_inliers + of_outliers) / 2)
+    everything = (1.12 * of_inliers + 2.28 * of_outliers) / 3.4
+    torch.testing.assert_close(class_loss(logits, target, weight, 0.0), everything)
+
+
+@pytest.mark.parametrize("balance", [0.0, 1.0])
+def test_what_is_unknown_teaches_nothing(balance):
+    logits = torch.randn(2, 5, requires_grad=True)
+    target = torch.full((2, 5), 0.7)
+    loss = class_loss(logits, target, torch.zeros(2, 5), balance)
+    loss.backward()
+    assert loss == 0 and not logits.grad.any()
+
+
+def test_pairs_with_nothing_in_common_have_no_geometry_to_learn():
+    batch = synthesize(3, torch.Generator().manual_seed(0), SyntheticSettings(matches=60))
+    for kind in ("inliers", "virtual", "matrix"):
+        for share in (torch.nan, 0.0):
+            weights = torch.rand(3, 60, requires_grad=True)
+            loss = loss_of_solution(kind, weights, replace(batch, share=torch.full((3,), share)))
+            loss.backward()
+            assert loss.isfinite() and weights.grad.isfinite().all()
+            assert bool(weights.grad.any()) == (share != 0.0) and (loss > 0) == (share != 0.0)
 
 
 @pytest.mark.parametrize("inlier", [torch.zeros(1, 6, dtype=torch.bool), torch.ones(1, 6, dtype=torch.bool)])

@@ -17,6 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="start_from", metavar="WEIGHTS", help="weights to fine-tune: a name or a file")
     parser.add_argument("--steps", type=int, help="length of the run (default: from SETTINGS, else 100000)")
     parser.add_argument("--learning-rate", type=float, help="rate after warm-up (default: from SETTINGS, else 0.001)")
+    text = "what is right: near the epipolar line (default, as in the paper), or where the depth of the scene predicts"
+    parser.add_argument("--labels", choices=("line", "depth"), help=text)
     text = "share of synthetic problems in each batch (default: from SETTINGS, else 0.25; 1 without --pairs)"
     parser.add_argument("--synthetic-share", type=float, help=text)
     parser.add_argument("--seed", type=int, help="seed of the weights and batches (default: from SETTINGS, else 0)")
@@ -31,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ananet.training.loop import WEIGHTS
 
     options = ("device", "start_from", "until", "max_seconds")
-    settings = ("pairs", "validation", "steps", "learning_rate", "synthetic_share", "seed")
+    settings = ("pairs", "validation", "steps", "learning_rate", "labels", "synthetic_share", "seed")
     try:
         result = train(
             arguments.settings, arguments.run, **{name: getattr(arguments, name) for name in (*options, *settings)}

@@ -14,6 +14,10 @@ from torch import Tensor
 from ananet.core import geometry
 from ananet.core.cameras import FOCAL_GUESS, calibrate, scale_by_size
 from ananet.datasets.base import Batch
+from ananet.datasets.labels import LabelRule
+
+# Pixels within which two keypoints are one place: beyond, no match that was right still is.
+SAME_PLACE = 8.0
 
 
 class Draw:
@@ -59,6 +63,10 @@ class Problems:
     """[B x N x 2] of both keypoints, in radians; NaN if unknown."""
     ratio: Tensor
     mutual: Tensor
+    known: Tensor
+    """[B x N] bool: where depth tells whether a match is right."""
+    right: Tensor
+    """[B x N] bool."""
     mask: Tensor
     """[B x N] which matches exist."""
     K0: Tensor
@@ -67,6 +75,8 @@ class Problems:
     image_size1: Tensor
     R: Tensor
     t: Tensor
+    share: Tensor
+    """[B] share of the common view; 0 if there is none, NaN if unknown."""
 
     def distance(self) -> Tensor:
         """[B x N] squared symmetric epipolar distance, calibrated."""
@@ -75,8 +85,12 @@ class Problems:
 
     def pick(self, order: Tensor) -> Problems:
         """Return the matches at indices [B x M]."""
-        per_match = ("points0", "points1", "sizes", "angles", "ratio", "mutual", "mask")
+        per_match = ("points0", "points1", "sizes", "angles", "ratio", "mutual", "known", "right", "mask")
         return replace(self, **{name: take(getattr(self, name), order) for name in per_match})
+
+    def labels(self, rule: LabelRule, distance: Tensor) -> tuple[Tensor, Tensor]:
+        """[B x N] targets and weights of matches at the given distances."""
+        return rule.of_matches(distance, self.known, self.right, self.mutual, self.share)
 
 
 def take(values: Tensor, index: Tensor) -> Tensor:
@@ -131,9 +145,14 @@ def wrong_partners(draw: Draw, problems: Problems, probability: float) -> Proble
     def second_of_other(values: Tensor) -> Tensor:
         return torch.stack([values[..., 0], values[..., 1].where(~wrong, take(values[..., 1], other))], dim=-1)
 
+    points1 = problems.points1.where(~wrong[..., None], take(problems.points1, other))
+    # A partner may be another keypoint of the same place, or the own one.
+    moved = (points1 - problems.points1).norm(dim=-1) > SAME_PLACE
     return replace(
         problems,
-        points1=problems.points1.where(~wrong[..., None], take(problems.points1, other)),
+        points1=points1,
+        known=problems.known | moved,
+        right=problems.right & ~moved,
         sizes=second_of_other(problems.sizes),
         angles=second_of_other(problems.angles),
         ratio=problems.ratio.where(~wrong, 1 - 0.06 * draw.exponential(count)).clamp(0, 1),
@@ -148,10 +167,16 @@ def far_points(draw: Draw, problems: Problems, probability: float) -> Problems:
     far = (draw.chance(share[:, None], count) & problems.mask)[..., None]
     anywhere = size * (3 * draw.uniform(count, 2) - 1)
     inside = ((anywhere >= 0) & (anywhere < size)).all(-1, keepdim=True)
-    return replace(problems, points1=problems.points1.where(~far | inside, anywhere))
+    moved = far & ~inside
+    return replace(
+        problems,
+        points1=torch.where(moved, anywhere, problems.points1),
+        known=problems.known | moved[..., 0],
+        right=problems.right & ~moved[..., 0],
+    )
 
 
-def as_batch(draw: Draw, problems: Problems, inlier_distance: float, uncalibrated: float) -> Batch:
+def as_batch(draw: Draw, problems: Problems, rule: LabelRule, uncalibrated: float) -> Batch:
     """Normalise the problems: by cameras, or in some problems by image size."""
     p, distance = problems, problems.distance()
     by_size = draw.chance(uncalibrated)[:, None, None]
@@ -163,9 +188,12 @@ def as_batch(draw: Draw, problems: Problems, inlier_distance: float, uncalibrate
         sizes.append(p.sizes[..., n] / focal[:, None])
         to_rays.append(torch.where(by_size, _rays_of_scaled(K, image_size), torch.eye(3, device=K.device)))
     real = p.mask.to(distance.dtype)
+    target, weight = p.labels(rule, distance)
     return Batch(
         matches=torch.cat(matches, dim=-1) * real[..., None],
-        inlier=(distance < inlier_distance) & p.mask,
+        inlier=(target > 0.5) & p.mask,
+        target=target * real,
+        weight=weight * real,
         distance=distance * real,
         ratio=p.ratio * real,
         mutual=p.mutual & p.mask,
@@ -175,6 +203,7 @@ def as_batch(draw: Draw, problems: Problems, inlier_distance: float, uncalibrate
         R=p.R,
         t=p.t,
         E=to_rays[1].mT @ geometry.essential_from_pose(p.R, p.t) @ to_rays[0],
+        share=p.share,
     )
 
 
@@ -248,14 +277,17 @@ def swap(draw: Draw, batch: Batch, probability: float) -> Batch:
 
 
 def second_motion(draw: Draw, batch: Batch, probability: float) -> Batch:
-    """Replace, in a disc of the first image, matches by those of the next pair of the batch, in some problems."""
+    """Replace, in a disc of the first image, matches by those of the next pair of the batch, in some problems.
+
+    Pairs that show nothing in common keep their matches, all wrong.
+    """
     count = batch.mask.sum(1)
     first = batch.matches[..., :2]
     partner = first.roll(1, 0)
     # The disc is centred at a match of the partner and contains a tenth to six tenths of its matches.
     centre = take(partner, draw.integers(count.roll(1, 0).clamp_min(1))[:, None])
     distance = (partner - centre).norm(dim=-1).masked_fill(~batch.mask.roll(1, 0), math.inf)
-    share = (0.1 + 0.5 * draw.uniform()) * draw.chance(probability)
+    share = (0.1 + 0.5 * draw.uniform()) * (draw.chance(probability) & (batch.share != 0))
     taken = (share * count.roll(1, 0)).long()[:, None]
     order = distance.argsort(dim=1)
     radius = distance.gather(1, order).gather(1, (taken - 1).clamp_min(0))
@@ -267,5 +299,5 @@ def second_motion(draw: Draw, batch: Batch, probability: float) -> Batch:
         chosen = theirs if values.dim() == 2 else theirs[..., None]
         return torch.where(chosen, take(values.roll(1, 0), order), take(values, own_order))
 
-    names = [f.name for f in fields(Batch) if f.name not in ("R", "t", "E")]
+    names = [f.name for f in fields(Batch) if f.name not in ("R", "t", "E", "share")]
     return replace(batch, **{name: merged(getattr(batch, name)) for name in names})

@@ -182,7 +182,11 @@ class Batch:
     matches: Tensor
     """[B x N x 4] normalised points (x0, y0, x1, y1)."""
     inlier: Tensor
-    """[B x N] bool: the label, `distance` below a limit."""
+    """[B x N] bool: which matches are right: `target` above one half."""
+    target: Tensor
+    """[B x N] probability that a match is right: 0 or 1 where the label is known."""
+    weight: Tensor
+    """[B x N] of a match in the loss; 0 for padding, and where the label is unknown."""
     distance: Tensor
     """[B x N] squared symmetric epipolar distance, calibrated."""
     ratio: Tensor
@@ -201,6 +205,8 @@ class Batch:
     """[B x 3] direction of translation, of length 1."""
     E: Tensor
     """[B x 3 x 3] the true geometry of `matches` as they are normalised, p1^T E p0 = 0: [t]x R where they are rays."""
+    share: Tensor
+    """[B] share of the view that both images have in common; NaN if unknown. At 0 no match is right."""
 
 
 # Ratios are stored as whole numbers up to this.

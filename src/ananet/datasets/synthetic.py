@@ -155,9 +155,12 @@ def synthesize(
     distance = geometry.symmetric_epipolar_distance_squared(rays0[:, None], points1[:, None], E)
     distance = distance.gather(1, (body * correct)[:, None]).squeeze(1) * mask
     unknown = torch.full_like(rays0, math.nan)
+    inlier = (distance < inlier_distance) & mask
     return SyntheticBatch(
         matches=torch.cat([rays0, points1], dim=-1) * mask[..., None],
-        inlier=(distance < inlier_distance) & mask,
+        inlier=inlier,
+        target=inlier.float(),
+        weight=mask.float(),
         correct=correct,
         distance=distance,
         ratio=ratio * mask,
@@ -169,6 +172,7 @@ def synthesize(
         R=R[:, 0],
         t=t[:, 0] / t[:, 0].norm(dim=-1, keepdim=True),
         E=E[:, 0],
+        share=unknown[:, 0, 0],
         focal0=camera0.focal,
         focal1=camera1.focal,
     )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ananet._util.defaults import INLIER_DISTANCE
-from ananet.core.metrics import average_precision, pose_auc, precision_recall_f1
+from ananet.core.metrics import average_precision, pose_auc, precision_recall_f1, wrong_share_at_recall
 from ananet.datasets.base import LabelledPair
+from ananet.datasets.labels import BY_LINE, LabelRule
 from ananet.estimators import load_estimator
 from ananet.networks import Network
 from ananet.pruners.base import Pruned
@@ -29,21 +30,50 @@ def predict(pruner: LearnedPruner, pairs: Iterable[LabelledPair]) -> list[Pruned
     return answers
 
 
-def labels(pairs: Iterable[LabelledPair], inlier_distance: float = INLIER_DISTANCE) -> list[np.ndarray]:
-    """[N] bool of every pair: a squared epipolar distance below the given one."""
-    return [
-        (pair.distance < inlier_distance).numpy() if pair.distance is not None else pair.inlier.numpy()
-        for pair in pairs
-    ]
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """The label of a pair's matches, as the loss has it."""
+
+    right: np.ndarray
+    """[N] bool."""
+    known: np.ndarray
+    """[N] bool: which matches have a label. Others are not scored."""
+    by_depth: bool
 
 
-def score(answers: Sequence[Pruned], inliers: Sequence[np.ndarray]) -> dict[str, float]:
-    """Precision, recall, F1 and average precision, each the mean over pairs."""
-    rows = [
-        (*precision_recall_f1(np.asarray(kept.mask), inlier), average_precision(np.asarray(kept.logits), inlier))
-        for kept, inlier in zip(answers, inliers, strict=True)
+def labels(pairs: Iterable[LabelledPair], rule: LabelRule = BY_LINE) -> list[Truth]:
+    """Labels of every pair. By depth, those near the line have one where the depth is known, all others are wrong."""
+    truths = []
+    for pair in pairs:
+        near = (pair.inlier if pair.distance is None else pair.distance < rule.inlier_distance).numpy()
+        if rule.labels == "line" or pair.known is None or pair.right is None:
+            truths.append(Truth(near, np.ones_like(near), by_depth=False))
+        else:
+            truths.append(Truth(pair.right.numpy(), pair.known.numpy() | ~near, by_depth=True))
+    return truths
+
+
+def score(answers: Sequence[Pruned], truths: Sequence[Truth]) -> dict[str, float]:
+    """Precision, recall, F1 and average precision, each the mean over pairs, and with labels by depth `wrong_at_95`.
+
+    That is the share of wrong ones among the kept matches of all pairs, where 95 % of the right ones are kept.
+    """
+    rows = []
+    for kept, truth in zip(answers, truths, strict=True):
+        mask, logits = (np.asarray(values)[truth.known] for values in (kept.mask, kept.logits))
+        right = truth.right[truth.known]
+        rows.append((*precision_recall_f1(mask, right), average_precision(logits, right)))
+    names = ("precision", "recall", "f1", "average_precision")
+    scores = dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True))
+    pooled = [
+        (np.asarray(kept.logits)[truth.known], truth.right[truth.known])
+        for kept, truth in zip(answers, truths, strict=True)
+        if truth.by_depth
     ]
-    return dict(zip(("precision", "recall", "f1", "average_precision"), np.mean(rows, axis=0).tolist(), strict=True))
+    if pooled:
+        logits, right = (np.concatenate(part) for part in zip(*pooled, strict=True))
+        scores["wrong_at_95"] = wrong_share_at_recall(logits, right)
+    return scores
 
 
 def pose_scores(answers: Sequence[Pruned], pairs: Sequence[LabelledPair], estimator: str) -> dict[str, float]:
@@ -56,13 +86,18 @@ def pose_scores(answers: Sequence[Pruned], pairs: Sequence[LabelledPair], estima
 
 
 def fit_scores(
-    network: Network, pairs: Sequence[LabelledPair], device: torch.device, inlier_distance: float = INLIER_DISTANCE
+    network: Network,
+    pairs: Sequence[LabelledPair],
+    device: torch.device,
+    rule: LabelRule = BY_LINE,
 ) -> None:
     """Make the sigmoid of the network's logits the probability that a match is right, on the given pairs."""
     answers = predict(LearnedPruner(network, device, conflict_odds=1), pairs)
-    logits = [torch.from_numpy(answer.logits) for answer in answers]
-    right = [torch.from_numpy(inlier) for inlier in labels(pairs, inlier_distance)]
-    network.rescale_logits(*fit_probabilities(list(zip(logits, right, strict=True))))
+    labelled = [
+        (torch.from_numpy(answer.logits[truth.known]), torch.from_numpy(truth.right[truth.known]))
+        for answer, truth in zip(answers, labels(pairs, rule), strict=True)
+    ]
+    network.rescale_logits(*fit_probabilities(labelled))
 
 
 def fit_probabilities(answers: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:

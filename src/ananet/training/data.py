@@ -66,17 +66,16 @@ class MixedBatches:
         if pairs is not None and self.synthetic < total:
             own = replace(batches, batch_size=(total - self.synthetic) * self.steps_at_once)
             left_out = (*settings.calibration_scenes, *settings.excluded_scenes)
-            table = table_of.real.table if table_of is not None and table_of.real is not None else None
-            distance, stream = settings.inlier_distance, f"{stream_prefix}pairs"
+            known = table_of.real if table_of is not None else None
             self.real = PairBatches(
                 pairs,
                 own,
                 settings.seed,
                 device,
                 without=left_out,
-                inlier_distance=distance,
-                table=table,
-                stream=stream,
+                rule=settings.label_rule() if known is None else known.rule,
+                table=None if known is None else known.table,
+                stream=f"{stream_prefix}pairs",
             )
             matches = self.real.matches
         self.problems = SyntheticSettings(matches=matches, min_matches=min(batches.min_matches or matches, matches))

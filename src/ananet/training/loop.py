@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -173,17 +173,18 @@ class Trainer:
         self.source = BatchSource(settings, self.pairs, device, rank, processes)
         self.validation: list[LabelledPair] = []
         if settings.validation and rank == 0:
-            self.validation = list(open_stored_pairs(settings.validation))
+            self.validation = _that_share_a_view(open_stored_pairs(settings.validation))
 
     def describe(self) -> str:
         """What will be trained, on what and where, in one line."""
         settings, batches = self.settings, self.settings.batches
         parameters = sum(parameter.numel() for parameter in self.network.parameters())
         data = "synthetic problems alone" if self.pairs is None else f"{len(self.pairs)} pairs of {settings.pairs}"
+        labels = ", labels by depth" if settings.labels == "depth" else ""
         resumed = f", from step {self.step}" if self.step else ""
         return (
             f"training {settings.network.name} ({parameters:,} parameters) on {self.device}: {settings.steps:,} steps "
-            f"of {batches.batch_size} x {batches.matches} matches, {data}{resumed}"
+            f"of {batches.batch_size} x {batches.matches} matches, {data}{labels}{resumed}"
         )
 
     def advance(self) -> tuple[Tensor, Tensor]:
@@ -207,9 +208,9 @@ class Trainer:
             found = self.model(self._input(batch), None if full else mask)
         loss = torch.zeros((), device=self.device)
         for logits in found.stages:
-            loss = loss + class_loss(logits, batch.inlier, mask, settings.balance)
+            loss = loss + class_loss(logits, batch.target, batch.weight, settings.balance)
         for logits in found.layers:
-            loss = loss + class_loss(logits, batch.inlier, mask, settings.balance) / len(found.layers)
+            loss = loss + class_loss(logits, batch.target, batch.weight, settings.balance) / len(found.layers)
         if settings.geometric_weight and self.step >= settings.geometric_from:
             for weights in found.weights:
                 loss = loss + settings.geometric_weight * loss_of_solution(self.network.geometric, weights, batch)
@@ -240,7 +241,7 @@ class Trainer:
 
     def _scores(self, network: Network, estimator: str | None = None) -> dict[str, float]:
         answers = predict(LearnedPruner(network, self.device), self.validation)
-        scores = score(answers, labels(self.validation, self.settings.inlier_distance))
+        scores = score(answers, labels(self.validation, self.settings.label_rule()))
         return scores if estimator is None else scores | pose_scores(answers, self.validation, estimator)
 
     def save(self, name: str, elapsed: float) -> None:
@@ -257,10 +258,11 @@ class Trainer:
         settings = self.settings
         network = copy.deepcopy(self.average.network)
         if self.pairs is not None:
-            chosen = _calibration_pairs(settings, self.pairs)
+            chosen = _that_share_a_view(self.pairs[n] for n in _calibration_pairs(settings, self.pairs))
             kind = "kept out of training" if settings.calibration_scenes else "that were trained on"
             progress.say(f"fitting the scores on {len(chosen)} pairs {kind}")
-            fit_scores(network, [self.pairs[n] for n in chosen], self.device, settings.inlier_distance)
+            if chosen:
+                fit_scores(network, chosen, self.device, settings.label_rule())
         scores: dict[str, float] = {}
         if self.validation:
             progress.say(f"scoring the weights on {len(self.validation)} validation pairs")
@@ -307,6 +309,11 @@ def _calibration_pairs(settings: TrainSettings, pairs: StoredPairs) -> list[int]
     names = set(settings.calibration_scenes) or set(scene_of_pairs) - set(settings.excluded_scenes)
     chosen = [number for number, name in enumerate(scene_of_pairs) if name in names]
     return chosen[:: max(1, math.ceil(len(chosen) / CALIBRATION_PAIRS))]
+
+
+def _that_share_a_view(pairs: Iterable[LabelledPair]) -> list[LabelledPair]:
+    """All but the pairs that show nothing in common: without a right match, precision and recall say nothing."""
+    return [pair for pair in pairs if pair.share != 0]
 
 
 def _learning_rate(settings: TrainSettings, step: int) -> float:

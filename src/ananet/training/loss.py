@@ -15,22 +15,31 @@ GRID_STEPS, GRID_LIMIT = 20, 1.0
 GRID_CORRECTIONS, MAX_ERROR = 6, 1e-8
 
 
-def class_loss(logits: Tensor, inlier: Tensor, mask: Tensor, balance: float = 1.0) -> Tensor:
+def class_loss(logits: Tensor, target: Tensor, weight: Tensor, balance: float = 1.0) -> Tensor:
     """Binary cross-entropy, balanced: within a pair, inliers weigh one half together and outliers the other.
+
+    A match with a target between 0 and 1 counts on both sides, in these parts. Pairs without any weight add nothing.
 
     Args:
         logits: [B x N].
-        inlier, mask: [B x N] bool.
+        target: [B x N] probability that a match is right, or bool.
+        weight: [B x N] of at least 0, or a bool mask.
         balance: 0 for no balance, every match weighs the same; between 0 and 1 a mean of the two.
 
     >>> logits = torch.tensor([[0.0, 0.0, 0.0, 5.0]])
     >>> class_loss(logits, torch.tensor([[True, False, False, False]]), torch.tensor([[True, True, True, False]]))
     tensor(0.6931)
     """
-    entropy = F.binary_cross_entropy_with_logits(logits.float(), inlier.float(), reduction="none")
-    positive, negative = inlier & mask, ~inlier & mask
-    of_inliers, of_outliers = ((entropy * side).sum(1) / side.sum(1).clamp_min(1) for side in (positive, negative))
-    share = balance * 0.5 + (1 - balance) * positive.sum(1) / mask.sum(1).clamp_min(1)
+    logits, target, weight = logits.float(), target.float(), weight.float()
+    tiny = torch.finfo(logits.dtype).tiny
+    if_right, if_wrong = (
+        F.binary_cross_entropy_with_logits(logits, truth, reduction="none")
+        for truth in (torch.ones_like(logits), torch.zeros_like(logits))
+    )
+    positive, negative = weight * target, weight * (1 - target)
+    of_inliers = (if_right * positive).sum(1) / positive.sum(1).clamp_min(tiny)
+    of_outliers = (if_wrong * negative).sum(1) / negative.sum(1).clamp_min(tiny)
+    share = balance * 0.5 + (1 - balance) * positive.sum(1) / weight.sum(1).clamp_min(tiny)
     return (share * of_inliers + (1 - share) * of_outliers).mean()
 
 
@@ -74,6 +83,8 @@ def matrix_loss(weights: Tensor, matches: Tensor, E: Tensor, mask: Tensor) -> Te
 
 def loss_of_solution(kind: str, weights: Tensor, batch: Batch) -> Tensor:
     """The geometric loss of the kind that a network's `geometric` names."""
+    # Where the images show nothing in common, there is no geometry to find.
+    weights = weights * (batch.share != 0)[:, None]
     if kind == "inliers":
         return geometric_loss(weights, batch.matches, batch.inlier, batch.mask)
     loss = {"virtual": virtual_loss, "matrix": matrix_loss}[kind]

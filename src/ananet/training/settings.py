@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from ananet._util.checks import Settings, check_names, check_positive, check_share, check_whole_number
 from ananet._util.defaults import INLIER_DISTANCE
 from ananet.datasets.batches import BatchSettings
+from ananet.datasets.labels import LabelRule
 from ananet.errors import InputError
 from ananet.networks import ANANetSettings, NetworkSettings
 from ananet.training.muon import OPTIMIZERS
@@ -36,6 +37,15 @@ class TrainSettings(Settings):
     inlier_distance: float = INLIER_DISTANCE
     """What counts as right: squared symmetric epipolar distance below this. The paper's 1e-4 is 8 to 10 pixels in a
     photo of 1000; a tighter one teaches which matches are precise."""
+    labels: Literal["line", "depth"] = "line"
+    """line: a match near the true epipolar line is right, as in the paper. depth: a match is right if it lies where the
+    depth of the scene predicts; pairs without known depth and synthetic problems keep the label by the line."""
+    unknown_weight: float = 0.0
+    """With labels by depth, weight of matches near the line whose depth is unknown; 0 leaves them out of the loss.
+    Their target is the share of right ones among the known matches near the line in the training pairs, counted for
+    mutual matches and for the others."""
+    accidental_weight: float = 1.0
+    """With labels by depth, weight of matches near the line that the depth calls wrong; there are few of them."""
     synthetic_share: float = 0.25
     """Share of synthetic problems in each batch (1 without `pairs`)."""
     small_share: float = 0.0
@@ -85,7 +95,7 @@ class TrainSettings(Settings):
             check_whole_number(name, getattr(self, name), 1)
         for name in ("warmup", "geometric_from"):
             check_whole_number(name, getattr(self, name), 0)
-        for name in ("weight_decay", "geometric_weight"):
+        for name in ("weight_decay", "geometric_weight", "unknown_weight", "accidental_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name}: expected at least 0, got {getattr(self, name)}")
         if not self.clip_gradient > 0:
@@ -100,6 +110,9 @@ class TrainSettings(Settings):
         if not 0 < self.final_learning_rate <= self.learning_rate:
             expected = f"a number above 0 and at most learning_rate ({self.learning_rate:g})"
             raise InputError(f"final_learning_rate: expected {expected}, got {self.final_learning_rate:g}")
+
+    def label_rule(self) -> LabelRule:
+        return LabelRule(self.inlier_distance, self.labels, self.unknown_weight, self.accidental_weight)
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:

@@ -1,0 +1,50 @@
+"""What training takes for right: matches near the true epipolar line, or those that the depth of the scene confirms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ananet._util.defaults import INLIER_DISTANCE
+
+
+@dataclass(frozen=True)
+class LabelRule:
+    """How matches become targets and weights of the loss."""
+
+    inlier_distance: float = INLIER_DISTANCE
+    """A match is near the line below this squared symmetric epipolar distance."""
+    labels: Literal["line", "depth"] = "line"
+    """line: near the line is right. depth: right is what the depth says, in pairs that know it."""
+    unknown_weight: float = 0.0
+    """With labels by depth, weight of matches near the line whose truth is unknown."""
+    accidental_weight: float = 1.0
+    """With labels by depth, weight of wrong matches near the line."""
+    unknown_target: tuple[float, float] | None = None
+    """Targets of unknown matches near the line: not mutual, mutual. None until they are counted in a table."""
+
+    def of_matches(
+        self, distance: Tensor, known: Tensor, right: Tensor, mutual: Tensor, share: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[B x N] targets and weights, from 0 to 1 and of at least 0, of matches of B pairs; all but `share` [B x N].
+
+        In pairs that show nothing in common (`share` 0) all matches are wrong. Pairs that know no depth (`share` NaN)
+        have the label by the line.
+        """
+        near = distance < self.inlier_distance
+        line = near.to(distance.dtype)
+        if self.labels == "line":
+            return line, torch.ones_like(line)
+        empty, no_depth = (share == 0)[:, None], share.isnan()[:, None]
+        right, known = right & ~empty, known | empty
+        unknown, accidental = near & ~known, near & known & ~right
+        of_others, of_mutual = self.unknown_target or (0.5, 0.5)
+        target = torch.where(unknown, torch.where(mutual, of_mutual, of_others), right.to(line.dtype))
+        weight = torch.where(unknown, self.unknown_weight, torch.where(accidental, self.accidental_weight, 1.0))
+        return torch.where(no_depth, line, target), weight.where(~no_depth, torch.ones_like(line))
+
+
+BY_LINE = LabelRule()
