@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -10,7 +11,9 @@ from ananet.datasets.base import LabelledPair
 from ananet.datasets.build import BuildSettings, build_pairs
 from ananet.datasets.formats.shards import PairShards
 from ananet.datasets.inspection import PairFacts, draw_pair_set, facts_as_json, facts_by_scene, facts_of
+from ananet.twoview.drawing import GREEN, GREY, ORANGE, RED
 from tests.conftest import make_problem
+from tests.datasets.depth_pairs import pair_with_depth, write_pairs
 from tests.datasets.scenes import write_scene
 
 
@@ -53,6 +56,38 @@ def test_wrong_arguments(built, tmp_path, capsys):
         assert main(["data", *(str(a) for a in arguments)]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
+
+
+def test_labels_by_depth(tmp_path, capsys):
+    right, hard = pair_with_depth(0.5), pair_with_depth(0.2, right=6, unknown=4)
+    folder = write_pairs(tmp_path / "pairs", {"a": [right, hard, pair_with_depth(0)], "b": [pair_with_depth(0.7)] * 2})
+    picture = tmp_path / "a.png"
+    assert main(["data", "inspect", str(folder), "-o", str(picture), "--scene", "a", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["depth"] == [
+        {
+            "scene": "a", "known": round((140 + 46) / (200 + 50), 4), "accidental": round(80 / 186, 4),
+            "10 to 30 %": 1, "30 to 60 %": 1, "above 60 %": 0, "hard_pairs": 1, "empty_pairs": 1,
+        }
+    ]  # fmt: skip
+    assert [row["scene"] for row in found["scenes"]] == ["a"] and found["scenes"][0]["pairs"] == 3
+    assert found["scenes"][0]["inlier_ratio"] == pytest.approx((200 / 280 + 50 / 130) / 2, abs=1e-4), "no empty pair"
+    assert [pair["number"] for pair in found["pairs"]] == [0, 1, 2]
+    drawn = cv2.imread(str(picture))
+    for colour in (GREEN, ORANGE, RED, GREY):
+        assert (drawn == colour).all(axis=-1).any()
+    assert main(["data", "inspect", str(folder), "-o", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "empty_pairs" in out and "5 pairs. Picture:" in out and "orange: accidental" in out
+    assert main(["data", "inspect", str(folder), "-o", str(picture), "--scene", "bb"]) == 2
+    assert f"--scene: expected a scene of {folder}, got 'bb'" in capsys.readouterr().err
+
+
+def test_an_empty_pair_is_not_doubtful():
+    pair = pair_with_depth(0)
+    wrong_pose = LabelledPair.from_pose("p", pair.matches, pair.R.T, pair.t.flip(0))
+    assert facts_of(wrong_pose, 0).doubtful
+    assert not facts_of(replace(wrong_pose, known=pair.known, right=pair.right, share=0.0), 0).doubtful
 
 
 def labelled() -> LabelledPair:

@@ -12,6 +12,7 @@ from ananet.twoview.drawing import (
     MOTION_COLOURS,
     RED,
     draw_groups,
+    draw_kinds,
     draw_matches,
     draw_motions,
     draw_right_wrong,
@@ -182,3 +183,11 @@ def test_right_and_wrong_matches_are_equally_strong():
     picture = draw_right_wrong(GREY, GREY, points, points, np.arange(40) < 30)
     for colour in (GREEN, RED):
         assert (picture[:640] == colour).all(axis=-1).any(), "in full colour"
+
+
+def test_matches_of_several_kinds():
+    points = np.tile(np.linspace(5, 75, 40)[:, None], 2)
+    kinds = {name: (colour, np.arange(40) // 20 == n) for n, (name, colour) in enumerate((("a", GREEN), ("b", RED)))}
+    picture = draw_kinds(GREY, GREY, points, points, kinds, np.arange(20))
+    assert (picture[:640] == GREEN).all(axis=-1).any() and not (picture[:640] == RED).all(axis=-1).any()
+    assert (picture[640:] == RED).all(axis=-1).any(), "the legend has all kinds"

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ananet._util.checks import like
 from ananet._util.tables import count, format_table
 from ananet.cli.arguments import add_candidates, add_detector, add_json, detector_name, numbers, print_result
 
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inspect = add_action("inspect", "print a table of training pairs and draw some of them (needs the extra plots)")
     inspect.add_argument("pairs", type=Path, help="folder that 'ananet data build' wrote")
     inspect.add_argument("-o", "--output", type=Path, default=Path("pairs.png"), help="picture (default: pairs.png)")
+    inspect.add_argument("--scene", metavar="NAME", help="only the pairs of this scene")
     inspect.add_argument("--seed", type=int, default=0, help="seed for the choice of pairs")
     add_json(inspect)
 
@@ -103,16 +105,30 @@ def run_inspect(arguments: argparse.Namespace) -> int:
 
     # These import torch.
     from ananet.datasets.formats.shards import PairShards
-    from ananet.datasets.inspection import draw_pair_set, facts_as_json, facts_by_scene, facts_of
+    from ananet.datasets.inspection import depth_by_scene, draw_pair_set, facts_as_json, facts_by_scene, facts_of
 
     pairs = PairShards(arguments.pairs)
-    if len(pairs) == 0:
-        raise InputError(f"{arguments.pairs}: expected at least one pair, got none")
     scene_of = pairs.pair_scene.tolist()
-    bar = tqdm(range(len(pairs)), desc="pairs", unit="pair", disable=not sys.stderr.isatty(), leave=False)
-    facts = [facts_of(pairs[number], scene_of[number]) for number in bar]
-    rows = facts_by_scene(pairs, facts)
+    numbers = list(range(len(pairs)))
+    if arguments.scene is not None:
+        if arguments.scene not in pairs.scenes:
+            known = f"a scene of {arguments.pairs}"
+            raise InputError(f"--scene: expected {known}, got {arguments.scene!r}{like(arguments.scene, pairs.scenes)}")
+        numbers = [number for number in numbers if pairs.scenes[scene_of[number]] == arguments.scene]
+    if not numbers:
+        raise InputError(f"{arguments.scene or arguments.pairs}: expected at least one pair, got none")
+    bar = tqdm(numbers, desc="pairs", unit="pair", disable=not sys.stderr.isatty(), leave=False)
+    facts = [facts_of(pairs[number], scene_of[number], number) for number in bar]
+    rows, depth_rows = facts_by_scene(pairs, facts), depth_by_scene(pairs, facts)
+    if arguments.scene is not None:
+        rows = [row for row in rows if row["scene"] == arguments.scene]
     save_picture(arguments.output, draw_pair_set(pairs, facts, arguments.seed))
-    words = f"{count(len(pairs), 'pair')}. Picture: {arguments.output} (distinctive matches, green: right, red: wrong)"
-    result = {**facts_as_json(rows, facts), "picture": str(arguments.output)}
-    return print_result(arguments, result, f"{format_table(rows)}\n\n{words}")
+    tables = [format_table(rows), *([format_table(depth_rows)] if depth_rows else [])]
+    shown = (
+        "matches near the line and distinctive ones, green: right, orange: accidental, red: wrong, grey: unknown"
+        if depth_rows
+        else "distinctive matches, green: right, red: wrong"
+    )
+    words = f"{count(len(facts), 'pair')}. Picture: {arguments.output} ({shown})"
+    result = {**facts_as_json(rows, facts, depth_rows), "picture": str(arguments.output)}
+    return print_result(arguments, result, "\n\n".join([*tables, words]))

@@ -28,6 +28,8 @@ MIN_BASELINE = 1e-5
 HARD_MIN_SHARE = 0.2
 HARD_RATIO = 0.85
 HARD_MAX_RIGHT, HARD_MAX_RIGHT_SHARE = 12, 0.3
+# Groups of pairs by share of common view: lower end, and upper end, which does not belong to it.
+SHARE_GROUPS = {"10 to 30 %": (0.1, 0.3), "30 to 60 %": (0.3, 0.6), "above 60 %": (0.6, math.inf)}
 
 
 @dataclass(frozen=True, eq=False)

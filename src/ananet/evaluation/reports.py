@@ -11,6 +11,7 @@ import numpy as np
 
 from ananet._util.tables import count, format_table
 from ananet.core.metrics import THRESHOLDS
+from ananet.datasets.base import SHARE_GROUPS
 from ananet.errors import InputError
 from ananet.evaluation.explain import NEIGHBOURS
 from ananet.evaluation.predictions import installed_versions
@@ -20,8 +21,6 @@ from ananet.io.files import write_json
 
 Rows = list[dict[str, Any]]
 AUC_COLUMNS = tuple(f"AUC@{threshold:g}" for threshold in THRESHOLDS)
-# Pairs by share of common view.
-SHARE_GROUPS = {"10 to 30 %": (0.1, 0.3), "30 to 60 %": (0.3, 0.6), "above 60 %": (0.6, np.inf)}
 FORM_NAMES = {"cubic": "Cub.", "quadratic": "Qua.", "linear": "Lin."}
 
 

@@ -1,6 +1,6 @@
 """Pictures of two photos and the matches between them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ Legend = Sequence[tuple[list[Colour], str]]
 GREEN: Colour = (96, 200, 64)
 RED: Colour = (56, 56, 224)
 BLUE: Colour = (224, 112, 32)
+ORANGE: Colour = (0, 150, 255)
+GREY: Colour = (176, 176, 176)
 YELLOW: Colour = (32, 224, 255)
 WHITE: Colour = (255, 255, 255)
 INK: Colour = (32, 32, 32)
@@ -137,12 +139,32 @@ def draw_right_wrong(
         right: [N] bool; the rest as for `draw_matches`.
         max_lines: how many are drawn at most, chosen at random; the legend counts all.
     """
-    drawing = _Drawing(image0, image1, points0, points1, height)
     shown = np.random.default_rng(0).permutation(len(right))[:max_lines]
+    kinds = {"right": (GREEN, right), "wrong": (RED, ~right)}
+    return draw_kinds(image0, image1, points0, points1, kinds, shown, caption, height)
+
+
+def draw_kinds(
+    image0: Image,
+    image1: Image,
+    points0: np.ndarray,
+    points1: np.ndarray,
+    kinds: Mapping[str, tuple[Colour, np.ndarray]],
+    shown: np.ndarray,
+    caption: str = "",
+    height: int = PANEL_HEIGHT,
+) -> np.ndarray:
+    """Two photos side by side and matches of several kinds, each of a colour; the legend counts all of them.
+
+    Args:
+        kinds: BGR colour and [N] bool by name; every match is of one kind. The rest as for `draw_matches`.
+        shown: indices of the matches that are drawn, later ones on top.
+    """
+    drawing = _Drawing(image0, image1, points0, points1, height)
     for number in shown:
-        drawing.draw_lines([number], GREEN if right[number] else RED)
-    legend = [([GREEN], f"{right.sum()} right"), ([RED], f"{(~right).sum()} wrong")]
-    return drawing.finish(caption, legend + [([], f"{len(shown)} drawn")] * (len(shown) < len(right)))
+        drawing.draw_lines([number], next(colour for colour, members in kinds.values() if members[number]))
+    legend = [([colour], f"{members.sum()} {name}") for name, (colour, members) in kinds.items()]
+    return drawing.finish(caption, legend + [([], f"{len(shown)} drawn")] * (len(shown) < len(points0)))
 
 
 def draw_groups(
