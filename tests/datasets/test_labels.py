@@ -8,7 +8,10 @@ BY_DEPTH = LabelRule(labels="depth", unknown_weight=0.4, accidental_weight=2.0, 
 
 
 def test_labels_by_depth_say_right_accidental_wrong_and_unknown():
-    """One match of each kind, in a pair with depth, one without, and one that shows nothing in common."""
+    """Right, accidental, wrong, off the line, twice unknown, right but off the line.
+
+    In a pair with depth, one without, and one that shows nothing in common.
+    """
     near, far = 1e-6, 1e-2
     distance = torch.tensor([near, near, far, far, near, near, far]).expand(3, -1)
     known = torch.tensor([1, 1, 1, 0, 0, 0, 1]).bool().expand(3, -1)
@@ -16,7 +19,7 @@ def test_labels_by_depth_say_right_accidental_wrong_and_unknown():
     mutual = torch.tensor([1, 1, 1, 1, 1, 0, 1]).bool().expand(3, -1)
     share = torch.tensor([0.4, math.nan, 0.0])
     target, weight = BY_DEPTH.of_matches(distance, known, right, mutual, share)
-    torch.testing.assert_close(target[0], torch.tensor([1, 0, 0, 0, 0.8, 0.3, 1]))
+    torch.testing.assert_close(target[0], torch.tensor([1, 0, 0, 0, 0.8, 0.3, 0]))
     torch.testing.assert_close(weight[0], torch.tensor([1, 2, 1, 1, 0.4, 0.4, 1]))
     assert target[1].tolist() == [1, 1, 0, 0, 1, 1, 0] and (weight[1] == 1).all(), "without depth, by the line"
     assert not target[2].any() and weight[2].tolist() == [2, 2, 1, 1, 2, 2, 1], "nothing in common: all wrong"

@@ -1,27 +1,25 @@
 """Small training pairs of two scenes, and validation pairs of a third."""
 
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from ananet.datasets.batches import BatchSettings
 from ananet.datasets.build import BuildSettings, build_pairs
-from ananet.datasets.formats.shards import PairShards, write_table
 from ananet.networks import ANANetSettings
 from ananet.training.settings import TrainSettings
+from tests.datasets.depth_pairs import pair_with_depth, write_pairs
 from tests.datasets.scenes import write_scene
 
 SMALL = ANANetSettings(blocks=1, width=16, heads=2)
+SEEDS = (("a", 0), ("b", 20))
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     build = BuildSettings(max_keypoints=200, min_consistent=15, min_parallax=0.5)
-    for name, seed in (("a", 0), ("b", 20)):
+    for name, seed in SEEDS:
         write_scene(folder / "train" / name, images=3, seed=seed)
     write_scene(folder / "val", images=2, seed=40)
     build_pairs(folder / "train", folder / "pairs", build, progress=False)
@@ -29,26 +27,12 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-def write_depth(pairs: Path) -> None:
-    """Give stored pairs labels by depth: some right, accidental and unknown; the last pair has nothing in common."""
-    stored = PairShards(pairs)
-    (path,), table = stored.shards, stored.table()
-    near = torch.cat([pair.inlier for pair in stored])
-    number = torch.arange(len(near))
-    known, right = number % 3 > 0, near & (number % 3 == 1)
-    share, last = torch.full((table.pairs,), 0.6), table.pair_start[-2]
-    known[last:], right[last:], share[-1] = True, False, 0.0
-    write_table(path, replace(table, known=known, right=right, pair_share=share))
-
-
 @pytest.fixture(scope="session")
-def depth_data(data, tmp_path_factory) -> Path:
-    """The same pairs with labels by depth."""
-    folder = tmp_path_factory.mktemp("depth")
-    for name in ("pairs", "validation"):
-        shutil.copytree(data / name, folder / name)
-    write_depth(folder / "pairs")
-    return folder
+def depth_data(tmp_path_factory) -> Path:
+    """Pairs of two scenes with labels by depth, one pair of each without a common view."""
+    shares = (0.0, 0.3, 0.6)
+    scenes = {name: [pair_with_depth(share, seed=seed + n) for n, share in enumerate(shares)] for name, seed in SEEDS}
+    return write_pairs(tmp_path_factory.mktemp("depth") / "pairs", scenes)
 
 
 @pytest.fixture

@@ -29,17 +29,17 @@ class LabelRule:
     def of_matches(
         self, distance: Tensor, known: Tensor, right: Tensor, mutual: Tensor, share: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """[B x N] targets and weights, from 0 to 1 and of at least 0, of matches of B pairs; all but `share` [B x N].
+        """Return targets and weights [B x N] of the matches of B pairs; `share` is [B], the others are [B x N].
 
-        In pairs that show nothing in common (`share` 0) all matches are wrong. Pairs that know no depth (`share` NaN)
-        have the label by the line.
+        By depth, a right match is also near the line. In pairs that show nothing in common (`share` 0) all matches are
+        wrong. Pairs without known depth (`share` NaN) have the label by the line.
         """
         near = distance < self.inlier_distance
         line = near.to(distance.dtype)
         if self.labels == "line":
             return line, torch.ones_like(line)
         empty, no_depth = (share == 0)[:, None], share.isnan()[:, None]
-        right, known = right & ~empty, known | empty
+        right, known = right & near & ~empty, known | empty
         unknown, accidental = near & ~known, near & known & ~right
         of_others, of_mutual = self.unknown_target or (0.5, 0.5)
         target = torch.where(unknown, torch.where(mutual, of_mutual, of_others), right.to(line.dtype))

@@ -49,7 +49,7 @@ def labels(pairs: Iterable[LabelledPair], rule: LabelRule = BY_LINE) -> list[Tru
         if rule.labels == "line" or pair.known is None or pair.right is None:
             truths.append(Truth(near, np.ones_like(near), by_depth=False))
         else:
-            truths.append(Truth(pair.right.numpy(), pair.known.numpy() | ~near, by_depth=True))
+            truths.append(Truth(pair.right.numpy() & near, pair.known.numpy() | ~near, by_depth=True))
     return truths
 
 

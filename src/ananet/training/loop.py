@@ -313,7 +313,7 @@ def _calibration_pairs(settings: TrainSettings, pairs: StoredPairs) -> list[int]
 
 def _that_share_a_view(pairs: Iterable[LabelledPair]) -> list[LabelledPair]:
     """All but the pairs that show nothing in common: without a right match, precision and recall say nothing."""
-    return [pair for pair in pairs if pair.share != 0]
+    return [pair for pair in pairs if not pair.is_empty]
 
 
 def _learning_rate(settings: TrainSettings, step: int) -> float:

@@ -38,8 +38,8 @@ class TrainSettings(Settings):
     """What counts as right: squared symmetric epipolar distance below this. The paper's 1e-4 is 8 to 10 pixels in a
     photo of 1000; a tighter one teaches which matches are precise."""
     labels: Literal["line", "depth"] = "line"
-    """line: a match near the true epipolar line is right, as in the paper. depth: a match is right if it lies where the
-    depth of the scene predicts; pairs without known depth and synthetic problems keep the label by the line."""
+    """line: a match near the true epipolar line is right, as in the paper. depth: of these, a match is right if it lies
+    where the depth of the scene predicts. Pairs without known depth and synthetic problems keep the label by line."""
     unknown_weight: float = 0.0
     """With labels by depth, weight of matches near the line whose depth is unknown; 0 leaves them out of the loss.
     Their target is the share of right ones among the known matches near the line in the training pairs, counted for
