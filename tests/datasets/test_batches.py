@@ -252,6 +252,20 @@ def test_pairs_with_nothing_in_common_come_as_often_as_asked_for(pairs):
     assert min(counts) > 90, "nothing is dropped of an empty pair"
 
 
+def test_what_is_left_out_follows_the_label_by_depth(pairs):
+    table = with_depth(pairs.table())
+
+    def accidental_share(**change):
+        settings = replace(BatchSettings.unchanged(16, 250), **change)
+        batch = PairBatches(pairs, settings, seed=3, rule=LabelRule(labels="depth"), table=table)[0]
+        near = batch.distance < 1e-4
+        return ((batch.target == 0) & near).sum() / near.sum()
+
+    assert accidental_share() == pytest.approx(1 / 3, abs=0.05)
+    assert accidental_share(dropped_outliers=1.0) < 0.1
+    assert accidental_share(dropped_inliers=1.0) > 0.4
+
+
 def test_labels_by_depth_need_depth(pairs):
     table = replace(pairs.table(), pair_share=torch.full((len(pairs),), torch.nan))
     with pytest.raises(InputError, match="labels: expected pairs with known depth for 'depth', got none"):
