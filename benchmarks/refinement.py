@@ -38,7 +38,7 @@ class Refinement:
     """Refines pairs and measures each match."""
 
     def __init__(self, pruner: str) -> None:
-        self.detector, self.pruner = load_detector("sift"), load(pruner, device="cpu")
+        self.detector, self.pruner = load_detector("sift@root=false", max_keypoints=2000), load(pruner, device="cpu")
         # Photos of one scene come one after another.
         self.photo = lru_cache(maxsize=64)(self._photo)
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ananet._util.checks import Settings, check_positive, check_whole_number
+from ananet._util.defaults import PAPER_DETECTOR, PAPER_KEYPOINTS
 from ananet._util.devices import choose_device
 from ananet._util.tables import format_table
 from ananet.attention import FORMS, choose_backend
@@ -309,7 +310,7 @@ def measure_reference(photos: Sequence[Path] | None, effort: Effort) -> Timing:
     from ananet.io.images import read_image
 
     images = [_texture(seed) for seed in (0, 1)] if photos is None else [read_image(photo) for photo in photos]
-    detector = load_detector("sift")
+    detector = load_detector(PAPER_DETECTOR, max_keypoints=PAPER_KEYPOINTS)
     return measure(lambda both: match(*detector.batch(both)), lambda: images, effort, device=torch.device("cpu"))
 
 

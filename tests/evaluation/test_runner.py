@@ -212,6 +212,15 @@ def test_protocols_and_several_sources(world, tmp_path):
     assert [each.source for each in found] == ["scenes", "again"]
     assert {path.name for path in (tmp_path / "predictions").glob("*/mutual.safetensors")} == {"mutual.safetensors"}
     assert all(each.match_settings.longest_side == 300 and each.pose_settings.threshold == 1 for each in found)
+    # The paper's keypoints, unless others are named.
+    assert {(each.match_settings.detector, each.match_settings.max_keypoints) for each in found} == {
+        ("sift@root=false", 100)
+    }
+    orb, plain = (
+        evaluate(world.folder, "mutual", **{**QUICK, "limit": 1, "max_keypoints": None}, **more)[0].match_settings
+        for more in ({"protocol": "sun3d", "detectors": "orb"}, {})
+    )
+    assert (orb.detector, orb.max_keypoints, plain.detector, plain.max_keypoints) == ("orb", 2000, "sift", None)
     with pytest.raises(InputError, match="protocol: expected one of plain, yfcc, sun3d, got 'megadepth'"):
         evaluate(world.folder, protocol="megadepth")
 

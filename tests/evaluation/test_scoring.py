@@ -158,7 +158,9 @@ def test_settings_are_described():
     assert PoseSettings().describe("ransac") == described
     assert "confidence 0.999999999999," in PoseSettings(confidence=1 - 1e-12).describe("ransac")
     assert PoseSettings(repeats=5).describe("ransac").endswith(", mean of 5 runs")
-    assert protocol_settings("yfcc")[1] == 1600
+    paper = {"detector": "sift@root=false", "max_keypoints": 2000}
+    assert protocol_settings("yfcc")[1] == {**paper, "longest_side": 1600}
+    assert protocol_settings("sun3d")[1] == paper and protocol_settings("plain")[1] == {}
     assert "0.001 in calibrated coordinates, confidence 0.99" in protocol_settings("sun3d")[0].describe("ransac")
 
 

@@ -1,5 +1,6 @@
 """OpenCV's detectors: their own keypoints, and defined answers for photos that have none."""
 
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,7 @@ import pytest
 
 from ananet import InputError
 from ananet.features import load_detector, match, opencv
+from ananet.features.base import keypoints_for_size
 from tests.photos import photo
 
 
@@ -32,6 +34,35 @@ def test_descriptors_have_unit_length_and_strongest_come_first():
     assert (np.diff(features.scores) <= 0).all()
     fewer = load_detector("sift", max_keypoints=20).detect(photo())
     np.testing.assert_allclose(fewer.points, features.points[:20])
+
+
+def test_descriptors_of_sift_are_square_roots_of_l1_normalised_ones():
+    grey = cv2.cvtColor(photo(), cv2.COLOR_BGR2GRAY)
+    keypoints, histograms = cv2.SIFT_create(nfeatures=50, contrastThreshold=1e-5).detectAndCompute(grey, None)
+    strongest = np.argsort([-keypoint.response for keypoint in keypoints], kind="stable")[:50]
+    expected = [[math.sqrt(value / sum(row)) for value in row] for row in histograms[strongest].astype(float)]
+    root = load_detector("sift", max_keypoints=50).detect(grey)
+    plain = load_detector("sift@root=false", max_keypoints=50).detect(grey)
+    np.testing.assert_allclose(root.descriptors, expected, atol=1e-6)
+    expected = [[value / math.hypot(*row) for value in row] for row in histograms[strongest].astype(float)]
+    np.testing.assert_allclose(plain.descriptors, expected, atol=1e-6)
+    np.testing.assert_array_equal(plain.points, root.points)
+    assert root.descriptors.dtype == plain.descriptors.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["sift", "sift@root=false"])
+def test_a_zero_descriptor_stays_zero(name):
+    assert load_detector(name).name == name
+    np.testing.assert_array_equal(load_detector(name).describe(np.zeros((2, 128), np.float32)), 0)
+
+
+@pytest.mark.parametrize("name", ["sift", "orb"])
+def test_a_larger_photo_has_more_keypoints(name):
+    noise = cv2.resize(np.random.default_rng(0).integers(0, 256, (300, 300), np.uint8), (600, 600))
+    detector = load_detector(name)
+    assert len(detector.detect(noise)) == keypoints_for_size((600, 600)) == 2400
+    assert len(detector.detect(noise[:400, :400])) == keypoints_for_size((400, 400)) == 1600
+    assert len(load_detector(name, max_keypoints=900).detect(noise)) == 900
 
 
 @pytest.mark.parametrize("name", ["sift", "orb"])
@@ -101,7 +132,7 @@ def test_large_images_are_processed_one_at_a_time(monkeypatch):
             running -= 1
             return cv2.ORB_create(20).detectAndCompute(image, mask)
 
-    monkeypatch.setattr(type(detector), "create", lambda self: Slow())
+    monkeypatch.setattr(type(detector), "create", lambda self, max_keypoints: Slow())
     for limit, expected in ((opencv.LARGE_IMAGE, 2), (1000, 1)):
         most = 0
         monkeypatch.setattr(opencv, "LARGE_IMAGE", limit)

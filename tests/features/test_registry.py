@@ -13,6 +13,9 @@ def test_names_and_options():
     given = load_detector("sift@contrast_threshold=0.01", max_keypoints=500, device="cpu")
     assert (given.contrast_threshold, given.max_keypoints) == (0.01, 500)
     assert given.name == "sift@contrast_threshold=0.01@max_keypoints=500"
+    # None leaves a number that came with the name.
+    assert load_detector("sift@max_keypoints=500", max_keypoints=None).max_keypoints == 500
+    assert load_detector().max_keypoints is None
 
 
 @pytest.mark.parametrize(

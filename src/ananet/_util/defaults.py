@@ -8,8 +8,14 @@ ESTIMATOR = "poselib"
 # What evaluation reports: the paper's, and the default.
 REPORTED_ESTIMATORS = ("ransac", ESTIMATOR)
 
-# The paper's features: 2000 keypoints of an image.
-MAX_KEYPOINTS = 2000
+# Keypoints of a photo of a megapixel or more; `keypoints_for_size` has fewer for smaller ones. Networks that prune take
+# time that grows with the square of this.
+MAX_KEYPOINTS = 4000
+# Learned detectors place fewer, and better ones: ALIKED's poses are as good with 1024 as with 2048 (docs/keypoints.md).
+LEARNED_KEYPOINTS = 2000
+# The input of the paper's protocols.
+PAPER_DETECTOR = "sift@root=false"
+PAPER_KEYPOINTS = 2000
 # Larger photos are scaled down to this before keypoints are detected (docs/keypoints.md says what was measured).
 LONGEST_SIDE = 1600
 # Files that matches of two photos can be saved in.

@@ -288,7 +288,13 @@ class PhotoPairs(Source):
     has_indices = True
 
     def __init__(
-        self, folder: Path, listed: Path, features: Path, detector: str, max_keypoints: int, focal: Focal = "exif"
+        self,
+        folder: Path,
+        listed: Path,
+        features: Path,
+        detector: str,
+        max_keypoints: int | None,
+        focal: Focal = "exif",
     ) -> None:
         check_file(listed)
         if not folder.is_dir():

@@ -52,7 +52,7 @@ def prune_in_bulk(
     pruner: str | Path | None = None,
     estimator: str = defaults.ESTIMATOR,
     detector: str = defaults.DETECTOR,
-    max_keypoints: int = defaults.MAX_KEYPOINTS,
+    max_keypoints: int | None = None,
     focal: float | None = None,
     use_exif: bool = True,
     databases: bool = False,
@@ -73,7 +73,8 @@ def prune_in_bulk(
         pairs: for photos, a text file with two names per line.
         pruner: as `ananet.load` takes it; None for the default, which for COLMAP databases is that of `ananet colmap`.
         estimator: estimates the poses of pairs with known cameras.
-        detector, max_keypoints, focal, use_exif: for photos. `focal` is in pixels, for all photos.
+        detector, max_keypoints, focal, use_exif: for photos. `max_keypoints` is the detector's own choice if None;
+            `focal` is in pixels, for all photos.
         databases: also write pruned copies of COLMAP databases to OUTPUT/databases.
         min_matches: in these copies, pairs that keep fewer matches lose all.
         pairs_per_part: pairs in memory at once, and lost when a process is killed.

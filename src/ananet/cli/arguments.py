@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ananet._util.checks import check_positive
-from ananet._util.defaults import COLMAP_MIN_MATCHES, DETECTOR, LONGEST_SIDE, MAX_KEYPOINTS, PRUNER
+from ananet._util.defaults import (
+    COLMAP_MIN_MATCHES,
+    DETECTOR,
+    LEARNED_KEYPOINTS,
+    LONGEST_SIDE,
+    MAX_KEYPOINTS,
+    PAPER_DETECTOR,
+    PAPER_KEYPOINTS,
+    PRUNER,
+)
 from ananet.errors import InputError
 
 WEIGHTS = ".safetensors or .pth (default: from the folder ANANET_WEIGHTS, else downloaded)"
@@ -106,19 +115,23 @@ def read_longest_side(arguments: argparse.Namespace) -> dict[str, int | None]:
     return {"longest_side": int(text) if text.isdecimal() else None}
 
 
-def add_detector(parser: argparse.ArgumentParser, several: bool = False) -> None:
+def add_detector(parser: argparse.ArgumentParser, default: str | None = DETECTOR) -> None:
+    """Options of keypoints; a default of None leaves detector and number of keypoints to a protocol."""
     add = parser.add_argument
+    own = f"{MAX_KEYPOINTS} at a megapixel and above, fewer below; learned detectors: {LEARNED_KEYPOINTS}"
+    if default is None:
+        own += f"; protocols yfcc and sun3d: {PAPER_KEYPOINTS}"
     text = (
         "keypoint detector: sift, orb, aliked, disk, xfeat, or superpoint (its weights are for non-commercial research "
-        f"only); NAME@option=value sets an option (default: {DETECTOR})"
+        f"only); NAME@option=value sets an option (default: {DETECTOR}"
     )
-    add("--detector", default=DETECTOR, metavar="A,B,..." if several else "NAME", help=text)
+    text += f"{'' if default else f', {PAPER_DETECTOR} in the protocols yfcc and sun3d'})"
+    add("--detector", default=default, metavar="NAME" if default else "A,B,...", help=text)
     text = f"weights of aliked, disk, xfeat or superpoint, {WEIGHTS}"
     add("--detector-weights", type=Path, metavar="FILE", help=text)
     text = "your own features instead of a detector: a folder of .npz files or hloc's .h5 (see docs/keypoints.md)"
     add("--features", type=Path, metavar="PATH", help=text)
-    text = f"keypoints per photo (default: {MAX_KEYPOINTS})"
-    add("--max-keypoints", type=int, default=MAX_KEYPOINTS, metavar="N", help=text)
+    add("--max-keypoints", type=int, metavar="N", help=f"keypoints per photo (default: {own})")
 
 
 def add_candidates(parser: argparse.ArgumentParser) -> None:
@@ -150,4 +163,5 @@ def detector_name(arguments: argparse.Namespace) -> str:
         if weights is not None:
             raise InputError("--features: expected either --features or --detector-weights, got both")
         return f"stored@path={features}"
-    return arguments.detector if weights is None else f"{arguments.detector}@weights={weights}"
+    detector = DETECTOR if arguments.detector is None else arguments.detector
+    return detector if weights is None else f"{detector}@weights={weights}"

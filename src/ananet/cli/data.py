@@ -59,7 +59,8 @@ def run_build(arguments: argparse.Namespace) -> int:
 
     from ananet.datasets.build import BuildSettings, build_pairs
 
-    given = {name: getattr(arguments, name) for name in ("max_keypoints", "pairs_per_scene", "seed")}
+    named = ("max_keypoints", "pairs_per_scene", "seed")
+    given = {name: value for name in named if (value := getattr(arguments, name)) is not None}
     settings = BuildSettings(detector=detector_name(arguments), neighbours=arguments.candidates, scales=scales, **given)
     start = time.perf_counter()
     shown: dict[str, Any] = {"progress": sys.stderr.isatty(), "log": partial(print, file=sys.stderr)}

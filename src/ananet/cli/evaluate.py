@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--confidence", type=float, metavar="C", help=f"confidence of the estimator {own}")
     add("--repeats", type=int, default=1, metavar="N", help="estimate every pose N times, print means (default: 1)")
     add("--longest-side", type=int, metavar="PX", help=f"scale photos to this longest side {own}")
-    shared.add_detector(parser, several=True)
+    shared.add_detector(parser, default=None)
     shared.add_candidates(parser)
     shared.add_matcher(parser)
     add("--images", type=Path, metavar="DIR", help="photos of a pair list (default: beside it)")
@@ -114,9 +114,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _detectors(arguments: argparse.Namespace) -> list[str]:
-    detectors: list[str] = arguments.detector.split(",")
-    if len(detectors) == 1:
+def _detectors(arguments: argparse.Namespace) -> list[str] | None:
+    """The detectors that the user named; None leaves it to the protocol."""
+    if arguments.detector is arguments.detector_weights is arguments.features is None:
+        return None
+    detectors: list[str] = [] if arguments.detector is None else arguments.detector.split(",")
+    if len(detectors) < 2:
         return [shared.detector_name(arguments)]
     for option in ("detector_weights", "features", "matcher_weights"):
         if getattr(arguments, option) is not None:

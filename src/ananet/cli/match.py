@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ananet._util.checks import check_positive, check_probability, check_whole_number
-from ananet._util.defaults import ESTIMATOR, MATCH_FILES, THRESHOLD_PIXELS
+from ananet._util.defaults import ESTIMATOR, MATCH_FILES, MAX_KEYPOINTS, THRESHOLD_PIXELS
 from ananet._util.tables import count
 from ananet.cli import arguments as shared
 from ananet.errors import InputError
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     cameras = shared.read_cameras(arguments)
     for path in {path.parent for pair in pairs for path in (pair.picture, pair.saved) if path is not None}:
         path.mkdir(parents=True, exist_ok=True)
-    with progress_bar(matcher.pruner, arguments.max_keypoints * arguments.candidates):
+    with progress_bar(matcher.pruner, (arguments.max_keypoints or MAX_KEYPOINTS) * arguments.candidates):
         if many:
             return _match_many(matcher, pairs, cameras, arguments)
         found = matcher(pairs[0].image0, pairs[0].image1, **cameras)

@@ -32,7 +32,7 @@ class PhotoFeatures:
         return self if share == 1 else PhotoFeatures(self.features[:count], self.K)
 
 
-def load_photo_detector(name: str, max_keypoints: int, device: str = "auto") -> Detector:
+def load_photo_detector(name: str, max_keypoints: int | None, device: str = "auto") -> Detector:
     """Load a detector for `photo_features`, which scales photos itself.
 
     OpenCV's detectors then scale no further; networks do, as they need gigabytes for large photos.

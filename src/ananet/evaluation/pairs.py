@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ananet._util.checks import Settings, check_whole_number
-from ananet._util.defaults import DETECTOR, MAX_KEYPOINTS
+from ananet._util.defaults import DETECTOR
 from ananet.core.cameras import pixel_scaling
 from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair, PosedImage, PosedPair
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MatchSettings(Settings):
-    """Settings of the matches. The defaults are the paper's."""
+    """Settings of the matches. The defaults are those of `match_photos`; protocols of the paper have their own."""
 
     detector: str = DETECTOR
     """A name, with options if needed."""
-    max_keypoints: int = MAX_KEYPOINTS
+    max_keypoints: int | None = None
+    """None leaves it to the detector."""
     longest_side: int | None = None
     """Photos are scaled to it; of stored matches, the pixel coordinates are. None for the original size."""
     limit: int | None = None
@@ -161,7 +162,8 @@ class PhotoPairs(Pairs):
         settings = self.settings
         # Options may hold paths, which keep their case.
         name, at, options = settings.detector.partition("@")
-        keypoints = f"{name.upper()}{at}{options}, {settings.max_keypoints} keypoints"
+        number = "the default number of" if settings.max_keypoints is None else settings.max_keypoints
+        keypoints = f"{name.upper()}{at}{options}, {number} keypoints"
         if settings.neighbours > 1:
             keypoints += f", {settings.neighbours} neighbours of each"
         elif settings.matcher != "nearest":

@@ -29,7 +29,7 @@ import torch
 from tqdm import tqdm
 
 from ananet._util.checks import check_whole_number
-from ananet._util.defaults import DETECTOR, MAX_KEYPOINTS, PRUNER, REPORTED_ESTIMATORS
+from ananet._util.defaults import DETECTOR, PRUNER, REPORTED_ESTIMATORS
 from ananet._util.devices import choose_device
 from ananet.core import metrics
 from ananet.datasets.base import LabelledPair
@@ -269,8 +269,8 @@ def evaluate(
     pose_threshold: float | None = None,
     confidence: float | None = None,
     repeats: int = 1,
-    detectors: str | Sequence[str] = DETECTOR,
-    max_keypoints: int = MAX_KEYPOINTS,
+    detectors: str | Sequence[str] | None = None,
+    max_keypoints: int | None = None,
     longest_side: int | None = None,
     candidates: int = 1,
     matcher: str = "nearest",
@@ -292,10 +292,12 @@ def evaluate(
         pruners: names or weight files.
         estimators: names, with options if needed.
         protocol: "plain" (each estimator's own threshold at original size), "yfcc" (1 px at longest side 1600,
-            confidence 0.99999) or "sun3d" (0.001 in calibrated coordinates, confidence 0.99).
+            confidence 0.99999) or "sun3d" (0.001 in calibrated coordinates, confidence 0.99). The last two have the
+            paper's keypoints: "sift@root=false", 2000 per photo.
         pose_threshold, confidence: of the estimators, instead of the protocol's.
         repeats: how often each pose is estimated, from matches in another order each time.
-        detectors: names of keypoint detectors, for sources with photos.
+        detectors: names of keypoint detectors, for sources with photos; None for the protocol's, or else "sift".
+        max_keypoints: of a photo; None for the protocol's number, or else the detector's own.
         longest_side: photos are scaled to it, instead of the protocol's.
         candidates: putative matches per keypoint.
         limit: at most this many pairs of each source, evenly spread.
@@ -318,16 +320,16 @@ def evaluate(
         raise InputError(f"sources: expected different names, got {', '.join(titles) or 'none'}")
     if workers is not None:
         check_whole_number("workers", workers, 1)
-    pose_settings, protocol_side = protocol_settings(
+    pose_settings, own = protocol_settings(
         protocol, estimators=_several(estimators), threshold=pose_threshold, confidence=confidence, repeats=repeats
     )
-    side = protocol_side if longest_side is None else longest_side
-    names = _several(detectors)
+    names = _several(own.get("detector", DETECTOR) if detectors is None else detectors)
     if not names or len(set(names)) < len(names):
         raise InputError(f"detectors: expected different ones, got {', '.join(names) or 'none'}")
-    by_detector = {
-        name: MatchSettings(name, max_keypoints, side, limit, outlier_share, candidates, matcher) for name in names
-    }
+    own |= {"limit": limit, "outlier_share": outlier_share, "neighbours": candidates, "matcher": matcher}
+    instead = {"max_keypoints": max_keypoints, "longest_side": longest_side}
+    own |= {name: value for name, value in instead.items() if value is not None}
+    by_detector = {name: MatchSettings(**own | {"detector": name}) for name in names}
     choices = choose_pruners(_several(pruners))
     evaluations = []
     for source in opened:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ananet._util.checks import Settings, check_positive, check_probability, check_whole_number
-from ananet._util.defaults import REPORTED_ESTIMATORS
+from ananet._util.defaults import PAPER_DETECTOR, PAPER_KEYPOINTS, REPORTED_ESTIMATORS
 from ananet._util.names import split_options
 from ananet.core import metrics
 from ananet.core.cameras import mean_focal
@@ -82,20 +82,21 @@ class PoseSettings(Settings):
         return f"{name}, threshold {loaded.threshold:g} {unit}, confidence {confidence}, {matches}{more}"
 
 
-PROTOCOLS: dict[str, tuple[dict[str, Any], int | None]] = {
-    "plain": ({}, None),
-    "yfcc": ({"threshold": 1.0, "confidence": 0.99999}, 1600),
-    "sun3d": ({"threshold": 0.001, "calibrated": True, "confidence": 0.99}, None),
+_PAPER_INPUT: dict[str, Any] = {"detector": PAPER_DETECTOR, "max_keypoints": PAPER_KEYPOINTS}
+PROTOCOLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "yfcc": ({"threshold": 1.0, "confidence": 0.99999}, {**_PAPER_INPUT, "longest_side": 1600}),
+    "sun3d": ({"threshold": 0.001, "calibrated": True, "confidence": 0.99}, _PAPER_INPUT),
 }
-"""Published protocols: pose settings, and longest side of the photos."""
+"""Published protocols: settings of poses and of matches."""
 
 
-def protocol_settings(protocol: str, **changes: Any) -> tuple[PoseSettings, int | None]:
-    """A protocol's pose settings with the changes that are not None, and its longest side of photos."""
+def protocol_settings(protocol: str, **changes: Any) -> tuple[PoseSettings, dict[str, Any]]:
+    """A protocol's pose settings with the changes that are not None, and its settings of matches by name."""
     if protocol not in PROTOCOLS:
         raise InputError(f"protocol: expected one of {', '.join(PROTOCOLS)}, got {protocol!r}")
-    settings, longest_side = PROTOCOLS[protocol]
-    return PoseSettings(**settings | {k: v for k, v in changes.items() if v is not None}), longest_side
+    posing, matching = PROTOCOLS[protocol]
+    return PoseSettings(**posing | {k: v for k, v in changes.items() if v is not None}), dict(matching)
 
 
 def pose_error(

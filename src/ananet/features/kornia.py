@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ananet._util.checks import check_share
-from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS
+from ananet._util.defaults import LONGEST_SIDE
 from ananet.errors import InputError, MissingExtraError
 from ananet.features.base import Features
 from ananet.features.learned import LearnedDetector, fill, inside, take_weights
@@ -42,7 +42,7 @@ class ALIKED(LearnedDetector):
 
     def __init__(
         self,
-        max_keypoints: int = MAX_KEYPOINTS,
+        max_keypoints: int | None = None,
         threshold: float = 0.0,
         model: Literal["n16", "n32", "n16rot", "t16"] = "n16",
         weights: Path | None = None,
@@ -73,7 +73,7 @@ class DISK(LearnedDetector):
 
     def __init__(
         self,
-        max_keypoints: int = MAX_KEYPOINTS,
+        max_keypoints: int | None = None,
         threshold: float = 0.0,
         model: Literal["depth", "epipolar"] = "depth",
         weights: Path | None = None,
@@ -101,7 +101,7 @@ class XFeat(LearnedDetector):
 
     def __init__(
         self,
-        max_keypoints: int = MAX_KEYPOINTS,
+        max_keypoints: int | None = None,
         threshold: float = 0.05,
         weights: Path | None = None,
         longest_side: int | None = LONGEST_SIDE,

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ananet._util.checks import check_share, check_whole_number
-from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS
+from ananet._util.defaults import LEARNED_KEYPOINTS, LONGEST_SIDE
 from ananet.errors import InputError
 from ananet.features.base import Features, ImageDetector
 from ananet.io.files import is_file
@@ -39,8 +39,8 @@ CELL = 32
 class LearnedDetector(ImageDetector):
     """A network that finds keypoints without size and angle. A subclass calls `use` and implements `find`.
 
-    All have the options of `Detector` and `weights`, a file; without one, weights are looked for by name in the folder
-    ANANET_WEIGHTS, then downloaded.
+    All have the options of `Detector` (2000 keypoints if None) and `weights`, a file; without one, weights are looked
+    for by name in the folder ANANET_WEIGHTS, then downloaded.
     """
 
     licence: ClassVar[str]
@@ -48,8 +48,8 @@ class LearnedDetector(ImageDetector):
     channels: ClassVar[int] = 3
     """3 for RGB, 1 for grey."""
 
-    def __init__(self, max_keypoints: int, longest_side: int | None, device: str | torch.device) -> None:
-        super().__init__(max_keypoints, longest_side)
+    def __init__(self, max_keypoints: int | None, longest_side: int | None, device: str | torch.device) -> None:
+        super().__init__(LEARNED_KEYPOINTS if max_keypoints is None else max_keypoints, longest_side)
         self.device = torch.device(device)
 
     def use(
@@ -230,7 +230,7 @@ class SuperPoint(LearnedDetector):
 
     def __init__(
         self,
-        max_keypoints: int = MAX_KEYPOINTS,
+        max_keypoints: int | None = None,
         threshold: float = 0.0005,
         radius: int = 4,
         weights: Path | None = None,

@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 
 from ananet._util.checks import check_positive, check_whole_number
-from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS
-from ananet.features.base import Features, ImageDetector
+from ananet._util.defaults import LONGEST_SIDE
+from ananet.features.base import Features, ImageDetector, keypoints_for_size
 
 # SIFT needs about 180 bytes per pixel. Images above this size are processed one at a time, to save memory.
 LARGE_IMAGE = 4_000_000
@@ -26,13 +26,18 @@ class OpenCVDetector(ImageDetector):
     threads = 2
 
     @abstractmethod
-    def create(self) -> Any:
+    def create(self, max_keypoints: int) -> Any:
         """OpenCV's detector."""
+
+    def describe(self, descriptors: np.ndarray) -> np.ndarray:
+        """Descriptors as they are compared, from OpenCV's."""
+        return descriptors
 
     def extract(self, image: np.ndarray) -> Features:
         grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if image.ndim == 3 else image
         size = (grey.shape[1], grey.shape[0])
-        extractor = self.create()
+        most = keypoints_for_size(size) if self.max_keypoints is None else self.max_keypoints
+        extractor = self.create(most)
         # OpenCV fails on a single row of pixels.
         with _large_image if grey.size > LARGE_IMAGE else nullcontext():
             keypoints, descriptors = extractor.detectAndCompute(grey, None) if min(grey.shape) > 1 else ((), None)
@@ -43,13 +48,10 @@ class OpenCVDetector(ImageDetector):
         # OpenCV may return more, since it counts a keypoint with two orientations once.
         shapes = np.array([(each.size, each.angle, each.response) for each in keypoints], np.float32)
         sizes, angles, response = shapes.T
-        strongest = np.argsort(-response, kind="stable")[: self.max_keypoints]
-        descriptors = descriptors[strongest]
-        if descriptors.dtype != np.uint8:
-            descriptors = descriptors / np.maximum(np.linalg.norm(descriptors, axis=1, keepdims=True), 1e-12)
+        strongest = np.argsort(-response, kind="stable")[:most]
         return Features(
             cv2.KeyPoint.convert(keypoints)[strongest],
-            descriptors,
+            self.describe(descriptors[strongest]),
             size,
             sizes[strongest],
             np.radians(angles[strongest]),
@@ -58,21 +60,35 @@ class OpenCVDetector(ImageDetector):
 
 
 class SIFT(OpenCVDetector):
-    """OpenCV's SIFT with unit-length descriptors; a low `contrast_threshold` finds keypoints in flat parts."""
+    """OpenCV's SIFT with descriptors of unit length.
+
+    Args:
+        contrast_threshold: a low one finds keypoints in flat parts.
+        root: compare histograms by Hellinger's distance instead of the Euclidean one (RootSIFT, Arandjelovic and
+            Zisserman 2012); the paper does not.
+    """
 
     name = "sift"
 
     def __init__(
         self,
-        max_keypoints: int = MAX_KEYPOINTS,
+        max_keypoints: int | None = None,
         contrast_threshold: float = 1e-5,
         longest_side: int | None = LONGEST_SIDE,
+        root: bool = True,
     ) -> None:
         super().__init__(max_keypoints, longest_side)
         self.contrast_threshold = check_positive("contrast_threshold", contrast_threshold)
+        self.root = root
 
-    def create(self) -> Any:
-        return cv2.SIFT_create(nfeatures=self.max_keypoints, contrastThreshold=self.contrast_threshold)
+    def create(self, max_keypoints: int) -> Any:
+        return cv2.SIFT_create(nfeatures=max_keypoints, contrastThreshold=self.contrast_threshold)
+
+    def describe(self, descriptors: np.ndarray) -> np.ndarray:
+        norm = np.linalg.norm(descriptors, ord=1 if self.root else 2, axis=1, keepdims=True)
+        unit = descriptors / np.maximum(norm, 1e-12)
+        # The square root of numbers that sum to 1 has unit length.
+        return np.sqrt(unit) if self.root else unit
 
 
 class ORB(OpenCVDetector):
@@ -81,10 +97,10 @@ class ORB(OpenCVDetector):
     name = "orb"
 
     def __init__(
-        self, max_keypoints: int = MAX_KEYPOINTS, fast_threshold: int = 0, longest_side: int | None = LONGEST_SIDE
+        self, max_keypoints: int | None = None, fast_threshold: int = 0, longest_side: int | None = LONGEST_SIDE
     ) -> None:
         super().__init__(max_keypoints, longest_side)
         self.fast_threshold = check_whole_number("fast_threshold", fast_threshold, 0, 255)
 
-    def create(self) -> Any:
-        return cv2.ORB_create(nfeatures=self.max_keypoints, fastThreshold=self.fast_threshold)
+    def create(self, max_keypoints: int) -> Any:
+        return cv2.ORB_create(nfeatures=max_keypoints, fastThreshold=self.fast_threshold)

@@ -39,17 +39,26 @@ MATCHERS: Registry[Matcher] = Registry(
 """Matchers by name; `@MATCHERS.add` adds one."""
 
 
-def load_detector(detector: str = DETECTOR, *, device: str | torch.device = "auto", **options: Any) -> Detector:
+def load_detector(
+    detector: str = DETECTOR,
+    *,
+    device: str | torch.device = "auto",
+    max_keypoints: int | None = None,
+    **options: Any,
+) -> Detector:
     """Load a detector.
 
     Args:
         detector: a name, with options if needed: "sift@contrast_threshold=0.01".
         device: "auto" (a GPU if there is one), "cpu", "cuda", ... OpenCV's detectors ignore it.
-        options: settings of the detector, such as `max_keypoints`.
+        max_keypoints: number of keypoints to keep, the strongest ones; None leaves it to the detector.
+        options: other settings of the detector.
 
     >>> load_detector("orb", max_keypoints=500)
     <detector orb@max_keypoints=500>
     """
+    if max_keypoints is not None:
+        options["max_keypoints"] = max_keypoints
     return DETECTORS.make(detector, options=options, device=choose_device(device))
 
 

@@ -28,15 +28,16 @@ class StoredFeatures(Detector):
     """Reads the features of a photo from a file.
 
     Args:
-        max_keypoints: number of keypoints to keep: the strongest, or the first ones if there are no scores.
+        max_keypoints: number of keypoints to keep: the strongest, or the first ones if there are no scores. None for
+            4000, whatever the photo's size.
         path: a folder of .npz files, or hloc's .h5.
     """
 
     name = "stored"
     needs_path = True
 
-    def __init__(self, max_keypoints: int = MAX_KEYPOINTS, path: Path | None = None) -> None:
-        super().__init__(max_keypoints)
+    def __init__(self, max_keypoints: int | None = None, path: Path | None = None) -> None:
+        super().__init__(MAX_KEYPOINTS if max_keypoints is None else max_keypoints)
         if path is None or not (path.is_dir() or (path.suffix == ".h5" and is_file(path))):
             raise InputError(f"features: expected a folder of .npz files or hloc's .h5, got {path}")
         self.path = path
