@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ananet._util.defaults import PAPER_DETECTOR, PAPER_KEYPOINTS
 from ananet._util.tables import format_table
 from ananet.datasets.batches import BatchSettings
 from ananet.networks import ANANetSettings, NetworkSettings, load_network
@@ -212,6 +213,8 @@ def print_tables(arguments: argparse.Namespace) -> None:
                 estimators=("ransac", "poselib", "eight-point"),
                 repeats=arguments.repeats,
                 limit=arguments.limit,
+                detectors=PAPER_DETECTOR,
+                max_keypoints=PAPER_KEYPOINTS,
                 prediction_folder=arguments.folder / "predictions" / title,
             )
     scenes = evaluations["scenes"]
