@@ -22,8 +22,8 @@ Item = TypeVar("Item")
 MAX_DISTANCE = 1e6
 # On a GPU `stream` batches pairs up to so many matches or so many pairs.
 STREAMED_MATCHES, STREAMED_PAIRS = 262_144, 1024
-# Default of `warm_up`: the usual number of keypoints.
-USUAL_MATCHES = (2048,)
+# Default of `warm_up`: keypoints of photos of a megapixel and above.
+USUAL_MATCHES = (4096,)
 # Classical pruners express how clearly a match passed or failed as a logit within these limits.
 MAX_LOGIT = 10.0
 
