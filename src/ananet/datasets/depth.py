@@ -1,0 +1,330 @@
+"""Depth of keypoints from all photos of a posed scene, and what it says about matches.
+
+A keypoint of known depth predicts where its match must lie in any other photo. That tells a right match from one that
+is near the epipolar line by accident. Depth has three sources:
+
+- Tracks: distinctive matches with other photos, triangulated.
+- Search: along the ray of a keypoint, the depth at which patches of several other photos agree (`ray_search`).
+- Surroundings: the range of depths of the nearest keypoints, where these are of similar depth.
+
+A depth counts only if several photos agree on it. To label a pair of photos, neither of the two photos is used for the
+depths of the other. Depths are stored as their inverse: with a ray of z = 1 in one camera, the point is at
+R ray + t / depth in another one, up to scale, so that points at infinity are nothing special.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ananet.core.cameras import calibrate, project
+from ananet.features import nearest_neighbours
+
+# Distances in pixels are for photos of one megapixel, and scaled with the photo's size.
+MEGAPIXEL = 1e6
+# A match is right within this distance of the predicted place, and wrong beyond twice as far.
+RIGHT_PIXELS = 4.0
+# Of matches to triangulate: distance to the epipolar line, and typical error of a keypoint.
+LINE_PIXELS, NOISE_PIXELS = 2.0, 1.0
+MAX_RATIO = 0.85
+# Depths agree if they differ by less than this many standard deviations.
+AGREE_DEVIATIONS = 2.5
+# So many photos must agree on a depth, besides the one that a match is labelled with.
+MIN_AGREEING = 2
+# A point is in common view below this angle between its rays (in degrees), and this ratio of its sizes.
+MAX_ANGLE, MAX_ZOOM = 60.0, 3.0
+
+# Each photo is compared to so many others: those with the most matches at the widest angles, up to a limit.
+NEIGHBOURS, WIDE_ANGLE = 8, 12.0
+# Share of the keypoints that shows which photos see the same, at a sixteenth of the cost, and matches needed there.
+GLANCE, MIN_GLANCE = 0.25, 6
+# Surroundings: how many of the nearest keypoints of known depth are used, how many must be within the distance.
+NEAREST, MIN_NEAREST, NEAR_PIXELS = 8, 5, 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A photo with its camera and keypoints."""
+
+    points: np.ndarray
+    """[N x 2] keypoints in pixels, free of lens distortion, strongest first."""
+    descriptors: np.ndarray
+    K: np.ndarray
+    R: np.ndarray
+    t: np.ndarray
+    """World to camera."""
+    image_size: tuple[int, int]
+    picture: np.ndarray | None = None
+    """[H x W] grey, to search along rays; None if its pixels do not follow K, because of lens distortion."""
+
+    def rays(self, which: Any = slice(None)) -> np.ndarray:
+        """[S x 3] rays of some keypoints, with z = 1."""
+        return homogeneous(calibrate(self.points[which].astype(np.float64), self.K))
+
+    @property
+    def pixel(self) -> float:
+        """Length in this photo of a pixel in a photo of one megapixel."""
+        return float(np.sqrt(self.image_size[0] * self.image_size[1] / MEGAPIXEL))
+
+    @property
+    def focal(self) -> float:
+        return float(self.K[0, 0] + self.K[1, 1]) / 2
+
+    def pose_of(self, other: View) -> tuple[np.ndarray, np.ndarray]:
+        """R and t from this camera to another."""
+        R = other.R @ self.R.T
+        return R, other.t - R @ self.t
+
+
+@dataclass(frozen=True, eq=False)
+class KeypointDepths:
+    """Inverse depths of the N keypoints of a photo, one from each of M other photos that agree on it."""
+
+    photos: np.ndarray
+    """[M] int64 numbers of the other photos."""
+    values: np.ndarray
+    """[N x M] float32 inverse depths; NaN where a photo knows none, or does not agree with most."""
+    deviations: np.ndarray
+    """[N x M] float32 standard deviations."""
+    nearest: np.ndarray | None = None
+    """[N x 8] nearest keypoints of known depth; the keypoint itself where there are fewer."""
+
+    def without(self, photo: int | None = None) -> Depths:
+        """The depths that all photos but one agree on."""
+        used = self.photos != photo
+        values, deviations = self.values[:, used].astype(np.float64), self.deviations[:, used].astype(np.float64)
+        there = np.isfinite(values)
+        weights = np.where(there, deviations, np.inf) ** -2.0
+        known = there.sum(axis=1) >= MIN_AGREEING
+        total = np.where(known, weights.sum(axis=1), np.nan)
+        found = Depths((weights * np.where(there, values, 0)).sum(axis=1) / total, total**-0.5)
+        return found if self.nearest is None else found.filled(self.nearest)
+
+
+@dataclass(frozen=True, eq=False)
+class Depths:
+    """Inverse depth of every keypoint of a photo and its standard deviation, [N] each; NaN where unknown."""
+
+    inverse: np.ndarray
+    deviation: np.ndarray
+
+    def filled(self, nearest: np.ndarray) -> Depths:
+        """Give keypoints without depth that of their surroundings [N x 8]; the range there is its deviation."""
+        around = self.inverse[nearest]
+        enough = np.isnan(self.inverse) & (np.isfinite(around).sum(axis=1) >= MIN_NEAREST)
+        low, high = np.nanmin(around[enough], axis=1), np.nanmax(around[enough], axis=1)
+        inverse, deviation = self.inverse.copy(), self.deviation.copy()
+        inverse[enough] = (low + high) / 2
+        deviation[enough] = (high - low) / 2 + np.nanmedian(self.deviation[nearest[enough]], axis=1)
+        return Depths(inverse, deviation)
+
+
+def homogeneous(points: np.ndarray) -> np.ndarray:
+    return np.concatenate([points, np.ones_like(points[..., :1])], axis=-1)
+
+
+def scene_depths(
+    views: Sequence[View], pairs: Sequence[tuple[int, int]], run: Callable[..., list[Any]]
+) -> list[KeypointDepths]:
+    """Find the depths of the keypoints of all photos of a scene.
+
+    Args:
+        pairs: photos that may see the same.
+        run: `run(name of the step, function, arguments)` returns the results, as `map` does; see `in_pool`.
+    """
+    from ananet.datasets.ray_search import search_along_rays  # imports from here
+
+    score = np.zeros((len(views), len(views)))
+    for (a, b), value in zip(
+        pairs, run("neighbours", lambda pair: _glance(views[pair[0]], views[pair[1]]), pairs), strict=True
+    ):
+        score[a, b] = score[b, a] = value
+    best = np.argsort(-score, axis=1, kind="stable")[:, :NEIGHBOURS]
+    neighbours = [[int(b) for b in row if score[a, b] > 0] for a, row in enumerate(best)]
+    matched = sorted({(min(a, b), max(a, b)) for a, row in enumerate(neighbours) for b in row})
+    found: list[dict[int, Tracks]] = [{} for _ in views]
+    tracks = run("tracks", lambda pair: tracks_of(views[pair[0]], views[pair[1]]), matched)
+    for (a, b), (of_a, of_b) in zip(matched, tracks, strict=True):
+        found[a][b], found[b][a] = of_a, of_b
+
+    def depths(a: int) -> KeypointDepths:
+        tracked = join_tracks(len(views[a].points), found[a])
+        others = {b: views[b] for b in neighbours[a]}
+        return with_surroundings(search_along_rays(views[a], others, tracked), views[a])
+
+    return run("depths", depths, range(len(views)))
+
+
+def in_pool(pool: Executor, bar: Any) -> Callable[..., list[Any]]:
+    """A function for `scene_depths` that works in a pool and shows a progress bar."""
+
+    def run(name: str, function: Callable[[Any], Any], arguments: Iterable[Any]) -> list[Any]:
+        arguments = list(arguments)
+        bar.reset(len(arguments))
+        bar.unit = f" {name}"
+
+        def call(argument: Any) -> Any:
+            result = function(argument)
+            bar.update()
+            return result
+
+        return list(pool.map(call, arguments))
+
+    return run
+
+
+Tracks = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Keypoints [S], their inverse depths and deviations, from one other photo."""
+
+
+def tracks_of(first: View, second: View) -> tuple[Tracks, Tracks]:
+    """Triangulate the distinctive matches of two photos that fit their poses, for the keypoints of each."""
+    none = np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
+    if len(first.points) == 0 or len(second.points) < 2:
+        return none, none
+    found = nearest_neighbours(first.descriptors, second.descriptors)
+    good = np.flatnonzero(found.mutual & (found.ratio < MAX_RATIO))
+    index = np.stack([good, found.index[good]], axis=1)
+    inverse0, deviation0 = triangulate(first, second, index)
+    inverse1, deviation1 = triangulate(second, first, index[:, ::-1])
+    fits = np.isfinite(inverse0) & np.isfinite(inverse1)
+    of_first, of_second = index[fits].T
+    return (of_first, inverse0[fits], deviation0[fits]), (of_second, inverse1[fits], deviation1[fits])
+
+
+def triangulate(first: View, second: View, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Inverse depths in the first photo of matches [S x 2], and deviations; NaN off the line or behind a camera."""
+    R, t = first.pose_of(second)
+    turned = first.rays(index[:, 0]) @ R.T
+    seen = calibrate(second.points[index[:, 1]].astype(np.float64), second.K)
+    # The image of turned + inverse t is `seen`: two equations, linear in the inverse depth.
+    constant, slope = turned[:, :2] - seen * turned[:, 2:], t[:2] - seen * t[2]
+    length = np.maximum(np.linalg.norm(slope, axis=1), 1e-12)
+    inverse = -(constant * slope).sum(axis=1) / length**2
+    z = turned[:, 2] + inverse * t[2]
+    z = np.where(z > 0, z, np.nan)
+    off_line = np.linalg.norm(constant + inverse[:, None] * slope, axis=1) / z * second.focal
+    deviation = NOISE_PIXELS * second.pixel / second.focal * z / length
+    # A point at infinity may come out a little behind the camera.
+    good = (off_line < LINE_PIXELS * second.pixel) & (inverse > -2 * deviation)
+    return np.where(good, inverse, np.nan), np.where(good, deviation, np.nan)
+
+
+def join_tracks(keypoints: int, found: dict[int, Tracks]) -> KeypointDepths:
+    """Join what several photos say of the keypoints of one."""
+    values, deviations = (np.full((keypoints, len(found)), np.nan, np.float32) for _ in range(2))
+    for column, (which, inverse, deviation) in enumerate(found.values()):
+        values[which, column], deviations[which, column] = inverse, deviation
+    return KeypointDepths(np.array(list(found), np.int64), *agreeing(values, deviations))
+
+
+def agreeing(values: np.ndarray, deviations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row [N x M] of depths and deviations, keep the largest group that agrees with one of its members."""
+    if values.shape[1] == 0:
+        return values, deviations
+    apart = np.abs(values[:, :, None] - values[:, None, :])
+    agree = apart < AGREE_DEVIATIONS * np.hypot(deviations[:, :, None], deviations[:, None, :])
+    # The most precise member among equals.
+    rank = np.nan_to_num(deviations) / np.maximum(np.nansum(deviations, axis=1, keepdims=True), 1e-30)
+    best = (agree.sum(axis=2) - rank).argmax(axis=1)
+    group = np.take_along_axis(agree, best[:, None, None], axis=1)[:, 0]
+    return np.where(group, values, np.nan), np.where(group, deviations, np.nan)
+
+
+def with_surroundings(depths: KeypointDepths, view: View) -> KeypointDepths:
+    """Note the nearest keypoints of known depth around each keypoint."""
+    known = np.flatnonzero(np.isfinite(depths.without().inverse))
+    nearest = np.arange(len(view.points))[:, None].repeat(NEAREST, axis=1)
+    if len(known) > NEAREST:
+        # |a - b|^2 by a matrix product, which takes a fraction of the time.
+        points, others = view.points.astype(np.float64), view.points[known].astype(np.float64)
+        squared = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2 * points @ others.T
+        order = np.argpartition(squared, NEAREST, axis=1)[:, :NEAREST]
+        near = np.take_along_axis(squared, order, axis=1) < (NEAR_PIXELS * view.pixel) ** 2
+        nearest = np.where(near, known[order], nearest)
+    return replace(depths, nearest=nearest)
+
+
+def images_of(first: View, second: View, which: Any, inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels [S x 2] in the second photo of keypoints of the first at inverse depths, and their change with these.
+
+    NaN behind the second camera.
+    """
+    R, t = first.pose_of(second)
+    seen = first.rays(which) @ R.T + inverse[:, None] * t
+    z = np.where(seen[:, 2:] > 0, seen[:, 2:], np.nan)
+    image = seen[:, :2] / z
+    return project(image, second.K), (t[:2] - image * t[2]) / z * second.K[[0, 1], [0, 1]]
+
+
+def label_matches(
+    first: View, second: View, index: np.ndarray, depths0: Depths, depths1: Depths
+) -> tuple[np.ndarray, np.ndarray]:
+    """Label matches [S x 2] by the places where their keypoints predict each other.
+
+    Args:
+        depths0, depths1: of the keypoints of both photos, from other photos than these two.
+
+    Returns:
+        Which matches are known to be right or wrong, and which are right, [S] bool each.
+    """
+    right0, wrong0 = _judge(first, second, index, depths0)
+    right1, wrong1 = _judge(second, first, index[:, ::-1], depths1)
+    right, wrong = right0 | right1, wrong0 | wrong1
+    # Where the two contradict each other, nothing is known.
+    return right ^ wrong, right & ~wrong
+
+
+def _judge(first: View, second: View, index: np.ndarray, depths: Depths) -> tuple[np.ndarray, np.ndarray]:
+    """Which matches lie where the keypoint of the first photo predicts, and which lie elsewhere."""
+    inverse = depths.inverse[index[:, 0]]
+    place, slope = images_of(first, second, index[:, 0], inverse)
+    error = np.linalg.norm(place - second.points[index[:, 1]], axis=1)
+    spread = np.linalg.norm(slope, axis=1) * depths.deviation[index[:, 0]]
+    limit = RIGHT_PIXELS * second.pixel
+    behind = np.isfinite(inverse) & np.isnan(error)
+    return (error < limit) & (spread < limit), behind | (error > 2 * limit + 2 * spread)
+
+
+def common_view(
+    first: View, second: View, depths: Depths, max_angle: float = MAX_ANGLE, max_zoom: float = MAX_ZOOM
+) -> tuple[float, float]:
+    """Share of the first photo's points of known depth that the second could show too, and their median angle.
+
+    A point is in common view if it is inside the second photo, and seen there at a similar angle and size. The angle
+    is between its rays, in degrees. NaN if no depth is known; the angle is 0 if no point is in common view.
+    """
+    which = np.flatnonzero(np.isfinite(depths.inverse))
+    if len(which) == 0:
+        return np.nan, 0.0
+    inverse = depths.inverse[which]
+    place, _ = images_of(first, second, which, inverse)
+    R, t = first.pose_of(second)
+    turned = first.rays(which) @ R.T
+    seen = turned + inverse[:, None] * t
+    cosine = (turned * seen).sum(axis=1) / np.linalg.norm(turned, axis=1) / np.linalg.norm(seen, axis=1)
+    angle = np.degrees(np.arccos(np.clip(cosine, -1, 1)))
+    zoom = np.abs(np.log(second.focal / first.focal / np.maximum(seen[:, 2], 1e-12)))
+    inside = ((place > -0.5) & (place < np.array(second.image_size) - 0.5)).all(axis=1)
+    common = inside & (angle < max_angle) & (zoom < np.log(max_zoom))
+    return float(common.mean()), float(np.median(angle[common])) if common.any() else 0.0
+
+
+def _glance(first: View, second: View) -> float:
+    """How much depth two photos give: matches of their strongest keypoints that fit the poses, times the angle."""
+    few = [
+        replace(view, points=view.points[:count], descriptors=view.descriptors[:count])
+        for view in (first, second)
+        for count in [int(GLANCE * len(view.points))]
+    ]
+    which, inverse, deviation = tracks_of(few[0], few[1])[0]
+    if len(which) < MIN_GLANCE:
+        return 0.0
+    depths = Depths(*(np.full(len(few[0].points), np.nan) for _ in range(2)))
+    depths.inverse[which], depths.deviation[which] = inverse, deviation
+    share, angle = common_view(few[0], few[1], depths)
+    return share * len(which) * min(angle, WIDE_ANGLE)
