@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "bundled.py"
 
 def test_times_and_verdicts(tmp_path):
     write_scene(tmp_path / "scenes" / "walls", images=3)
-    settings = BuildSettings(max_keypoints=200, min_consistent=15, min_parallax=0.5)
+    settings = BuildSettings(max_keypoints=200, min_parallax=0.5)
     build_pairs(tmp_path / "scenes", tmp_path / "pairs", settings, progress=False)
     options = [
         "--weights=ananet-small,ananet-ratio,cne",

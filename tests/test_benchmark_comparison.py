@@ -18,7 +18,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_networks_are_trained_alike_and_compared(tmp_path):
     write_scene(tmp_path / "scenes" / "walls", images=3)
-    settings = BuildSettings(max_keypoints=200, min_consistent=15, min_parallax=0.5)
+    settings = BuildSettings(max_keypoints=200, min_parallax=0.5)
     build_pairs(tmp_path / "scenes", tmp_path / "pairs", settings, progress=False)
     few = ["--steps=1", "--batch-size=2", "--matches=32", "--no-compile", "--device=cpu", "--jobs=2", "--json"]
     names = ["--networks=cne,first-order,sigmoid,linear", "--seeds=0,1"]

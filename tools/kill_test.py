@@ -136,7 +136,7 @@ def write_inputs(folder: Path) -> None:
 
     for number in range(8):
         write_scene(folder / "scenes" / f"scene-{number}", images=6, seed=10 * number)
-    settings = BuildSettings(detector="orb", max_keypoints=300, min_consistent=15, min_parallax=0.5)
+    settings = BuildSettings(detector="orb", max_keypoints=300, min_parallax=0.5)
     build_pairs(folder / "scenes" / "scene-0", folder / "pairs", settings, progress=False)
     (folder / "train.toml").write_text(SETTINGS, encoding="utf-8")
     (folder / "matches").mkdir()

@@ -19,7 +19,7 @@ def pairs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scenes")
     write_scene(folder / "few", images=2, seed=0)
     write_scene(folder / "many", images=4, seed=7)
-    settings = BuildSettings(max_keypoints=300, min_consistent=15, min_parallax=0.5)
+    settings = BuildSettings(max_keypoints=300, min_parallax=0.5)
     build_pairs(folder, folder / "out", settings, progress=False)
     return PairShards(folder / "out")
 

@@ -23,7 +23,7 @@ from ananet.io.files import only_process
 from ananet.io.images import read_image
 from tests.datasets.scenes import write_scene
 
-SETTINGS = BuildSettings(max_keypoints=400, min_consistent=15, min_parallax=0.5)
+SETTINGS = BuildSettings(max_keypoints=400, min_parallax=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +262,7 @@ def test_photos_are_read_as_their_camera_was_calibrated(tmp_path):
 
 
 def test_shards_stay_below_their_limit(scenes, tmp_path):
-    small = BuildSettings(max_keypoints=400, min_consistent=15, min_parallax=0.5, shard_mib=0.001)
+    small = BuildSettings(max_keypoints=400, min_parallax=0.5, shard_mib=0.001)
     index = build_pairs(scenes, tmp_path / "out", small, progress=False)
     assert len(index["shards"]) == 2
     assert len(PairShards(tmp_path / "out")) == index["pairs"]

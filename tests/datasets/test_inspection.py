@@ -136,7 +136,7 @@ def test_a_pair_without_matches_has_facts():
 def test_facts_by_scene_are_means_over_its_pairs(tmp_path):
     for name, seed in (("a", 0), ("b", 9)):
         write_scene(tmp_path / "scenes" / name, images=2, seed=seed)
-    settings = BuildSettings(max_keypoints=100, min_consistent=5, min_parallax=0.5)
+    settings = BuildSettings(max_keypoints=100, min_parallax=0.5)
     build_pairs(tmp_path / "scenes", tmp_path / "pairs", settings, progress=False)
     pairs = PairShards(tmp_path / "pairs")
 

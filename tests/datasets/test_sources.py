@@ -133,7 +133,7 @@ def test_scenes_are_numbered_as_they_appear() -> None:
 
 
 def test_several_folders_of_pairs_are_one(tmp_path):
-    settings = BuildSettings(max_keypoints=150, min_consistent=15, min_parallax=0.5)
+    settings = BuildSettings(max_keypoints=150, min_parallax=0.5)
     write_scene(tmp_path / "scenes" / "walls", images=3)
     for name, detector in (("a", "sift"), ("b", "orb")):
         build_pairs(tmp_path / "scenes", tmp_path / name, replace(settings, detector=detector), progress=False)

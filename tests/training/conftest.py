@@ -18,7 +18,7 @@ SEEDS = (("a", 0), ("b", 20))
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    build = BuildSettings(max_keypoints=200, min_consistent=15, min_parallax=0.5)
+    build = BuildSettings(max_keypoints=200, min_parallax=0.5)
     for name, seed in SEEDS:
         write_scene(folder / "train" / name, images=3, seed=seed)
     write_scene(folder / "val", images=2, seed=40)

@@ -114,7 +114,7 @@ def test_other_pairs_do_not_continue_a_run(settings, data, tmp_path):
 
 def test_other_keypoints_of_the_same_scenes_do_not_continue_a_run(settings, data, tmp_path):
     train(settings, tmp_path / "run", device="cpu", until=3)
-    build = BuildSettings(max_keypoints=150, min_consistent=15, min_parallax=0.5)
+    build = BuildSettings(max_keypoints=150, min_parallax=0.5)
     build_pairs(data / "train", tmp_path / "pairs", build, progress=False)
     with pytest.raises(InputError, match=r"other settings \(pairs\)"):
         train(replace(settings, pairs=str(tmp_path / "pairs")), tmp_path / "run", device="cpu")

@@ -12,6 +12,7 @@ from typing import Any
 from ananet._util.checks import like
 from ananet._util.tables import count, format_table
 from ananet.cli.arguments import add_candidates, add_detector, add_json, detector_name, numbers, print_result
+from ananet.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--pairs-per-scene", type=int, default=1000, metavar="N", help=text)
     text = "scales at which every photo is used, such as 1,0.6 (default: 1)"
     build.add_argument("--scales", default="1", metavar="A,B,...", help=text)
+    text = (
+        "levels of common view: the smallest share of each, and how many pairs it gets relative to the others "
+        "(default: 0.1:1,0.3:1,0.6:1)"
+    )
+    build.add_argument("--shares", default="0.1:1,0.3:1,0.6:1", metavar="SHARE:PART,...", help=text)
+    text = "pairs that have nothing in common, as a share of the others (default: 0.1)"
+    build.add_argument("--empty-pairs", type=float, default=0.1, metavar="SHARE", help=text)
+    text = "folder with a list of pairs SCENE.txt for each scene, or 'none' to ignore pairs.txt of the scenes"
+    build.add_argument("--pair-lists", metavar="FOLDER", help=text)
     build.add_argument("--seed", type=int, default=0, help="seed for the choice of pairs (default: 0)")
     build.add_argument("--workers", type=int, help="threads (default: one per core)")
     add_json(build)
@@ -59,8 +69,9 @@ def run_build(arguments: argparse.Namespace) -> int:
 
     from ananet.datasets.build import BuildSettings, build_pairs
 
-    named = ("max_keypoints", "pairs_per_scene", "seed")
+    named = ("max_keypoints", "pairs_per_scene", "empty_pairs", "pair_lists", "seed")
     given = {name: value for name in named if (value := getattr(arguments, name)) is not None}
+    given |= {"shares": _levels(arguments.shares)}
     settings = BuildSettings(detector=detector_name(arguments), neighbours=arguments.candidates, scales=scales, **given)
     start = time.perf_counter()
     shown: dict[str, Any] = {"progress": sys.stderr.isatty(), "log": partial(print, file=sys.stderr)}
@@ -82,6 +93,15 @@ def run_build(arguments: argparse.Namespace) -> int:
         f"{result['seconds']:g} s: {arguments.out}"
     )
     return print_result(arguments, result, text)
+
+
+def _levels(text: str) -> tuple[tuple[float, float], ...]:
+    """The levels of `--shares`."""
+    try:
+        levels = [tuple(map(float, part.split(":"))) for part in text.split(",")]
+        return tuple((share, part) for share, part in levels)
+    except ValueError:
+        raise InputError(f"--shares: expected levels such as 0.1:1,0.3:1,0.6:1, got {text!r}") from None
 
 
 def run_sfm(arguments: argparse.Namespace) -> int:

@@ -1,17 +1,19 @@
-"""Training pairs from posed photos: features once per image, pairs by evidence of overlap, written as shards.
+"""Training pairs from posed photos, written as shards.
 
-Finished scenes are kept in OUT/.scenes until all are done, so that a killed run can resume. Shards and index appear
-under their final names only when they are complete.
+Features are found once per photo. The depth of keypoints, from all photos of a scene, tells which photos see the same,
+and which matches of a pair are right. Finished scenes are kept in OUT/.scenes until all are done, so that a killed run
+can resume. Shards and index appear under their final names only when they are complete.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,23 +24,42 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ananet._util.checks import Settings, check_positive, check_whole_number
-from ananet._util.defaults import DETECTOR, INLIER_DISTANCE, MAX_KEYPOINTS
+from ananet._util.checks import Settings, check_positive, check_share, check_whole_number
+from ananet._util.defaults import DETECTOR, DISTINCTIVE_RATIO, INLIER_DISTANCE, MAX_KEYPOINTS
 from ananet._util.tables import count
 from ananet.core import geometry
-from ananet.datasets.base import PairTable, PosedImage, PosedPair, PosedScene, join, table_from_arrays
+from ananet.core.cameras import rotate_axes
+from ananet.core.correspondences import Correspondences
+from ananet.datasets.base import MIN_BASELINE, PairTable, PosedImage, PosedPair, PosedScene, join, table_from_arrays
+from ananet.datasets.depth import (
+    Depths,
+    KeypointDepths,
+    View,
+    common_view,
+    in_pool,
+    label_matches,
+    scene_depths,
+    tracks_of,
+)
+from ananet.datasets.formats.colmap import with_listed_pairs
 from ananet.datasets.formats.shards import KEYPOINT_LIMIT, nbytes, read_index, read_table, write_index, write_table
-from ananet.datasets.photos import PhotoFeatures, load_photo_detector, photo_features
+from ananet.datasets.photos import PhotoFeatures, load_photo_detector, photo_features, read_posed_image
 from ananet.datasets.sources import open_posed_photos
 from ananet.errors import InputError
+from ananet.estimators import estimate_fundamental
 from ananet.features import Detector, NearestNeighbours, nearest_neighbours
 from ananet.io.files import only_process, read_json, remove_temporaries, write_json
 
 STAGING = ".scenes"
-# Stricter than the paper's label, as evidence of overlap: about 3 px at common focal lengths.
-PRECISE_DISTANCE = 1e-5
-# Share of the keypoints that shows whether two images overlap, at a sixteenth of the cost.
-GLANCE = 0.25
+# Points of a photo that show which others see the same.
+POINTS_IN_VIEW, MIN_POINTS_IN_VIEW = 500, 50
+# Photos show nothing in common if no point of one could be seen in the other even at this angle and ratio of sizes.
+EMPTY_ANGLE, EMPTY_ZOOM = 90.0, 10.0
+# As a check of the points: matches that fit the poses of such photos, at most. A few fit by chance.
+MAX_CONSISTENT = 12
+# Candidates for every pair without common view that is wanted: those that look alike most are taken.
+EMPTY_CANDIDATES = 4
+LOOKALIKE_PIXELS = 3.0
 
 
 @dataclass(frozen=True)
@@ -55,11 +76,16 @@ class BuildSettings(Settings):
     pairs_per_scene: int = 1000
     """Maximum per scene and scale, if no list prescribes the pairs; a pair and its reverse count as two."""
     candidates_per_scene: int = 20_000
-    """Maximum number of pairs that are tried, those of the nearest cameras first."""
-    min_consistent: int = 20
-    """Mutual matches that agree with the true pose; photos without overlap have up to about 8 by chance."""
+    """Maximum number of pairs that are compared at a glance for depth, those of the nearest cameras first."""
+    shares: tuple[tuple[float, float], ...] = ((0.1, 1.0), (0.3, 1.0), (0.6, 1.0))
+    """Levels of common view: the smallest share of a level, and how many of the pairs it gets, relative to others."""
+    empty_pairs: float = 0.1
+    """Pairs that have nothing in common, as a share of the others; half of them are those that look alike most."""
     min_parallax: float = 1.0
-    """Degrees, median over consistent matches; below, the baseline is too short to define inliers."""
+    """Degrees, median over points in common view; below, the baseline is too short to define inliers."""
+    pair_lists: str | None = None
+    """Folder with a list of pairs SCENE.txt for each scene; None for the list of the scene itself, where it has one;
+    "none" to ignore that list."""
     shard_mib: float = 56.0
     seed: int = 0
 
@@ -72,7 +98,14 @@ class BuildSettings(Settings):
             raise InputError(f"scales: expected different positive numbers, got {self.scales}")
         if self.scales != (1.0,) and detector.needs_path:
             raise InputError(f"scales: expected 1 with stored features, got {self.scales}")
-        for name in ("pairs_per_scene", "candidates_per_scene", "min_consistent", "shard_mib"):
+        starts = [start for start, _ in self.shares]
+        if not starts or starts != sorted(set(starts)) or not all(0 < s < 1 and w > 0 for s, w in self.shares):
+            expected = "levels such as ((0.1, 1), (0.5, 1)), from low to high, with shares between 0 and 1"
+            raise InputError(f"shares: expected {expected}, got {self.shares}")
+        check_share("empty_pairs", self.empty_pairs)
+        if self.pair_lists not in (None, "none") and not Path(self.pair_lists).is_dir():
+            raise InputError(f"pair_lists: expected a folder with lists of pairs, got {self.pair_lists}")
+        for name in ("pairs_per_scene", "candidates_per_scene", "shard_mib"):
             check_positive(name, getattr(self, name))
         check_whole_number("seed", self.seed, 0, 2**63 - 1)
 
@@ -81,18 +114,18 @@ class BuildSettings(Settings):
 
 
 @dataclass(frozen=True, eq=False)
-class CandidatePair:
-    """A matched pair of images with evidence of overlap."""
+class MatchedPair:
+    """A pair of photos with its matches and what is known of them."""
 
     images: tuple[int, int]
     neighbours: NearestNeighbours
     R: np.ndarray
     t: np.ndarray
-    consistent: int
-    """Mutual matches that agree precisely with the true pose."""
-    parallax: float
-    """Their median angle between rays, in degrees."""
-    inlier_ratio: float
+    near_line: np.ndarray
+    """[S] bool: inliers by epipolar distance."""
+    known: np.ndarray
+    right: np.ndarray
+    share: float
 
 
 def build_pairs(
@@ -114,10 +147,10 @@ def build_pairs(
     """
     settings = settings or BuildSettings()
     opened = open_posed_photos(source)
-    scenes = {scene.name or opened.title: scene for scene in opened.scenes()}
+    scenes = {scene.name or opened.title: _listed(scene, settings.pair_lists) for scene in opened.scenes()}
     out = Path(out)
     made_of = {
-        "settings": {**settings.to_dict(), "scales": list(settings.scales)},
+        "settings": json.loads(json.dumps(settings.to_dict())),
         "source": str(Path(source).resolve()),
         "scene_names": list(scenes),
     }
@@ -151,174 +184,247 @@ def _staged(staging: Path, number: int, suffix: str) -> Path:
     return staging / f"{number:05d}{suffix}"
 
 
+def _listed(scene: PosedScene, lists: str | None) -> PosedScene:
+    """The scene with the pairs that the setting `pair_lists` names."""
+    if lists is None:
+        return scene
+    path = Path(lists) / f"{scene.name}.txt"
+    return replace(scene, pairs=None) if lists == "none" else with_listed_pairs(scene, path)
+
+
 def _build_scene(
     name: str, scene: PosedScene, staging: Path, number: int, settings: BuildSettings, workers: int, progress: bool
 ) -> None:
-    views = _views(scene)
-    folder = Path(os.path.commonpath([image.path.resolve().parent for image, _ in views.values()]))
-    tables, names, ratios = list[PairTable](), list[str](), list[float]()
+    photos = _photos(scene)
+    folder = Path(os.path.commonpath([image.path.resolve().parent for image, _ in photos.values()]))
+    tables, names, pairs = list[PairTable](), list[str](), list[MatchedPair]()
     unreadable: dict[str, str] = {}
-    bar = tqdm(desc=name, unit="pair", disable=not progress, leave=False)
+    bar = tqdm(desc=name, disable=not progress, leave=False)
     # OpenCV and torch would start threads of their own in each of ours.
     opencv_threads, torch_threads = cv2.getNumThreads(), torch.get_num_threads()
     cv2.setNumThreads(1)
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(workers) as pool:
+            run = in_pool(pool, bar)
             for scale in settings.scales:
-                extract = partial(_features, detector=settings.load_detector(), scale=scale)
-                found = dict(zip(views, pool.map(extract, views.values()), strict=True))
-                readable = {key: one for key, one in found.items() if isinstance(one, PhotoFeatures)}
-                unreadable |= {views[key][0].path.name: one for key, one in found.items() if isinstance(one, str)}
-                pairs = _pairs(scene, readable, settings, pool, bar)
-                tables.append(_table(list(readable.values()), pairs, settings.neighbours))
-                names += [views[key][0].path.resolve().relative_to(folder).as_posix() for key in readable]
-                ratios += [pair.inlier_ratio for pair in pairs]
+                read = partial(_read, detector=settings.load_detector(), scale=scale)
+                found = dict(zip(photos, run("photos", read, photos.values()), strict=True))
+                readable = {key: one for key, one in found.items() if not isinstance(one, str)}
+                unreadable |= {photos[key][0].path.name: one for key, one in found.items() if isinstance(one, str)}
+                made = ScenePairs(list(readable.values()), settings, run)
+                own = made.chosen() if scene.pairs is None else made.prescribed(_numbered(scene.pairs, list(readable)))
+                used = sorted({image for pair in own for image in pair.images})
+                keys = list(readable)
+                tables.append(_table({image: readable[keys[image]][0] for image in used}, own, settings.neighbours))
+                names += [photos[keys[image]][0].path.resolve().relative_to(folder).as_posix() for image in used]
+                pairs += own
     finally:
         cv2.setNumThreads(opencv_threads)
         torch.set_num_threads(torch_threads)
         bar.close()
     table = join(tables)
     write_table(_staged(staging, number, ".safetensors"), table)
-    facts = {
-        "name": name,
-        "source": str(folder),
-        "images": names,
-        "pairs": len(ratios),
-        "unreadable": unreadable,
-        "matches": int(table.pair_start[-1]),
-        "mean_inlier_ratio": round(float(np.mean(ratios)), 4) if ratios else None,
-    }
+    facts = {"name": name, "source": str(folder), "images": names, "photos": len(photos), "unreadable": unreadable}
     # Written last, as a sign that the scene is complete.
-    write_json(_staged(staging, number, ".json"), facts)
+    write_json(_staged(staging, number, ".json"), facts | _facts(pairs, table, settings))
 
 
-View = tuple[PosedImage, int]
+def _facts(pairs: list[MatchedPair], table: PairTable, settings: BuildSettings) -> dict[str, Any]:
+    """Counts of a scene: pairs, matches, and how many matches near the line depth knows and calls wrong."""
+    usual = [pair for pair in pairs if pair.share]
+    near, known, wrong = (
+        sum(int(mask(pair).sum()) for pair in usual)
+        for mask in (
+            lambda pair: pair.near_line,
+            lambda pair: pair.near_line & pair.known,
+            lambda pair: pair.near_line & pair.known & ~pair.right,
+        )
+    )
+    shares = np.array([pair.share for pair in usual])
+    bounds = [*(start for start, _ in settings.shares), np.inf]
+    return {
+        "pairs": len(pairs),
+        "empty_pairs": len(pairs) - len(usual),
+        "pairs_by_share": [int(((shares >= a) & (shares < b)).sum()) for a, b in itertools.pairwise(bounds)],
+        "matches": int(table.pair_start[-1]),
+        "near_line": near,
+        "known": known,
+        "accidental": wrong,
+        "mean_inlier_ratio": round(float(np.mean([pair.near_line.mean() for pair in usual])), 4) if usual else None,
+    }
+
+
+Photo = tuple[PosedImage, int]
 """A photo and its quarter turns."""
 
 
-def _views(scene: PosedScene) -> dict[Any, View]:
-    """Photos that pairs may use, each once, by a key: a photo may be listed with several poses, or cameras."""
-    if scene.pairs is None:
-        listed = [(scene.images[name], 0) for name in sorted(scene.images)]
-    else:
-        listed = [view for pair in scene.pairs for view in _views_of(pair)]
-    return {_view_key(view): view for view in listed}
+def _photos(scene: PosedScene) -> dict[Any, Photo]:
+    """Photos of the scene, each once, by a key: a photo may be listed with several poses, or cameras."""
+    listed = [photo for pair in scene.pairs or () for photo in _photos_of(pair)]
+    turned = {image.path for image, turns in listed if turns}
+    # Photos of no pair still tell of depth.
+    others = [(scene.images[name], 0) for name in sorted(scene.images) if scene.images[name].path not in turned]
+    return {_photo_key(photo): photo for photo in (*listed, *others)}
 
 
-def _views_of(pair: PosedPair) -> tuple[View, View]:
+def _photos_of(pair: PosedPair) -> tuple[Photo, Photo]:
     return (pair.image0, pair.rotations[0]), (pair.image1, pair.rotations[1])
 
 
-def _view_key(view: View) -> tuple[Any, ...]:
-    image, turns = view
+def _photo_key(photo: Photo) -> tuple[Any, ...]:
+    image, turns = photo
     return (image.path, image.K.tobytes(), image.distortion, turns)
 
 
-def _features(view: View, detector: Detector, scale: float) -> PhotoFeatures | str:
-    """Features of a photo, or why it could not be read."""
+def _numbered(pairs: list[PosedPair], keys: list[Any]) -> list[tuple[int, int]]:
+    """The pairs of a list whose photos could be read, as numbers of photos."""
+    number = {key: n for n, key in enumerate(keys)}
+    found = [tuple(number.get(_photo_key(photo)) for photo in _photos_of(pair)) for pair in pairs]
+    return [(a, b) for a, b in found if a is not None and b is not None]
+
+
+def _read(photo: Photo, detector: Detector, scale: float) -> tuple[PhotoFeatures, View] | str:
+    """Features and view of a photo, or why it could not be read."""
+    image, turns = photo
     try:
-        return photo_features(view[0], detector, turns=view[1], scale=scale, original_pixels=True)
+        found = photo_features(image, detector, turns=turns, scale=scale, original_pixels=True)
+        picture = None
+        if image.distortion is None:
+            picture = np.ascontiguousarray(np.rot90(to_grey(read_posed_image(image)), turns))
     except (InputError, OSError, cv2.error) as error:
         return str(error)
+    features, axes = found.features, rotate_axes(turns)
+    pose = axes @ image.R, axes @ image.t
+    return found, View(features.points, features.descriptors, found.K, *pose, features.image_size, picture)
 
 
-def _pairs(
-    scene: PosedScene, features: dict[Any, PhotoFeatures], settings: BuildSettings, pool: ThreadPoolExecutor, bar: Any
-) -> list[CandidatePair]:
-    """Pairs of readable photos that are worth training on; images are numbered in the order of the features."""
-    number = {key: n for n, key in enumerate(features)}
+class ScenePairs:
+    """The photos of a scene with the depths of their keypoints, and pairs of them."""
 
-    def examined(pairs: list[PosedPair], share: float = 1.0) -> Iterator[CandidatePair]:
-        def attempt(pair: PosedPair) -> CandidatePair | None:
-            first, second = map(_view_key, _views_of(pair))
-            images = (number[first], number[second])
-            candidate = examine(features[first], features[second], pair, images, share, settings.neighbours)
-            bar.update()
-            return candidate
+    def __init__(
+        self,
+        photos: list[tuple[PhotoFeatures, View]],
+        settings: BuildSettings,
+        run: Callable[..., list[Any]],
+    ) -> None:
+        self.settings, self.run = settings, run
+        self.views = [view for _, view in photos]
+        self.depths: list[KeypointDepths] = scene_depths(self.views, settings.candidates_per_scene, run)
+        # To compare many photos, a part of the points is enough; one other photo that knows their depth is enough, too.
+        self.sampled = [_sampled(replace(depths, surroundings=None).without(agreeing=1)) for depths in self.depths]
 
-        bar.reset(len(pairs))
-        return (found for found in pool.map(attempt, pairs) if found is not None)
+    def prescribed(self, pairs: list[tuple[int, int]]) -> list[MatchedPair]:
+        """Match the pairs of a list."""
 
-    if scene.pairs is not None:
-        # All pairs of a protocol are used.
-        return list(examined([pair for pair in scene.pairs if features.keys() >= set(map(_view_key, _views_of(pair)))]))
+        def match(pair: tuple[int, int]) -> MatchedPair | None:
+            share, _ = self._common_view(*pair)
+            # Whether a pair has nothing in common is not for the points that happen to be known to say.
+            return self._match(*pair, max(share, 1e-3))
 
-    images = [image for image in scene.images.values() if _view_key((image, 0)) in features]
-    images.sort(key=lambda image: number[_view_key((image, 0))])
-    candidates = [PosedPair(images[a], images[b]) for a, b in _near_first(images, settings.candidates_per_scene)]
-    promising = [pair for pair in examined(candidates, GLANCE) if _usable(pair, settings, GLANCE)]
-    chosen = spread_over_difficulty(promising, max(1, settings.pairs_per_scene // 2), settings.seed)
-    both_ways = [PosedPair(images[a], images[b]) for pair in chosen for a, b in (pair.images, pair.images[::-1])]
-    return [pair for pair in examined(both_ways) if _usable(pair, settings)]
+        return [pair for pair in self.run("pairs", match, pairs) if pair is not None]
+
+    def chosen(self) -> list[MatchedPair]:
+        """Choose pairs by their common view, and some without any, and match them in both directions."""
+        rng = np.random.default_rng(self.settings.seed)
+        views = {pair: self._common_view(*pair) for pair in itertools.combinations(range(len(self.views)), 2)}
+        parallax = self.settings.min_parallax
+        usable = {pair: share for pair, (share, angle) in views.items() if angle >= parallax}
+        usual = spread_over_shares(usable, self.settings.shares, max(1, self.settings.pairs_per_scene // 2), rng)
+        wanted = round(self.settings.empty_pairs * len(usual))
+        empty = self._empty_pairs([pair for pair, (share, _) in views.items() if share == 0], wanted, rng)
+        both_ways = [(a, b, views[pair][0]) for pair in (*usual, *empty) for a, b in (pair, pair[::-1])]
+        return [pair for pair in self.run("pairs", lambda each: self._match(*each), both_ways) if pair is not None]
+
+    def _common_view(self, a: int, b: int, *limits: float) -> tuple[float, float]:
+        """Share of common view of two photos, the smaller of both directions, and the angle between rays."""
+        found = [common_view(self.views[m], self.views[n], self.sampled[m], *limits) for m, n in ((a, b), (b, a))]
+        shares, angles = zip(*found, strict=True)
+        return float(np.nan_to_num(min(shares))), min(angles)
+
+    def _empty_pairs(
+        self, candidates: list[tuple[int, int]], wanted: int, rng: np.random.Generator
+    ) -> list[tuple[int, int]]:
+        """Choose pairs of photos that have nothing in common, half of them those that look alike most."""
+        enough = [np.isfinite(depths.inverse).sum() >= MIN_POINTS_IN_VIEW for depths in self.sampled]
+        shuffled = (candidates[n] for n in rng.permutation(len(candidates)))
+        known = ((a, b) for a, b in shuffled if enough[a] and enough[b])
+        empty = (pair for pair in known if self._common_view(*pair, EMPTY_ANGLE, EMPTY_ZOOM)[0] == 0)
+        far = list(itertools.islice(empty, EMPTY_CANDIDATES * wanted))
+        alike = dict(zip(far, self.run("look-alikes", self._agreeing_without_depth, far), strict=True))
+        # Those with matches that fit the poses do have something in common.
+        far = [pair for pair in far if alike[pair] is not None]
+        ranked = sorted(far, key=lambda pair: -(alike[pair] or 0))
+        lookalikes = ranked[: wanted // 2]
+        return lookalikes + [pair for pair in far if pair not in lookalikes][: wanted - len(lookalikes)]
+
+    def _agreeing_without_depth(self, pair: tuple[int, int]) -> int | None:
+        """How many distinctive matches agree on some geometry; None if too many fit the true one."""
+        first, second = (self.views[n] for n in pair)
+        if len(tracks_of(first, second)[0][0]) > MAX_CONSISTENT:
+            return None
+        found = nearest_neighbours(first.descriptors, second.descriptors)
+        good = np.flatnonzero(found.mutual & (found.ratio < DISTINCTIVE_RATIO))
+        points0, points1 = first.points[good], second.points[found.index[good]]
+        F = estimate_fundamental(Correspondences(points0, points1), "magsac", threshold=LOOKALIKE_PIXELS)
+        if F is None:
+            return 0
+        as_tensors = torch.from_numpy(points0).double(), torch.from_numpy(points1).double()
+        distance = geometry.epipolar_distance(*as_tensors, torch.as_tensor(F))
+        return int((distance < LOOKALIKE_PIXELS).sum())
+
+    def _match(self, a: int, b: int, share: float) -> MatchedPair | None:
+        """Match two photos and label the matches; None without a baseline or keypoints."""
+        first, second = self.views[a], self.views[b]
+        R, t = first.pose_of(second)
+        baseline = np.linalg.norm(t)
+        if baseline <= MIN_BASELINE or len(first.points) == 0 or len(second.points) < 2:
+            return None
+        found = nearest_neighbours(first.descriptors, second.descriptors, self.settings.neighbours)
+        index = np.stack([np.arange(len(found.index)) % len(first.points), found.index], axis=1)
+        t = t / baseline
+        rays0, rays1 = (torch.from_numpy(v.rays(i)[:, :2]) for v, i in zip((first, second), index.T, strict=True))
+        E = geometry.essential_from_pose(torch.from_numpy(R), torch.from_numpy(t))
+        near_line = (geometry.symmetric_epipolar_distance_squared(rays0, rays1, E) < INLIER_DISTANCE).numpy()
+        if share:
+            depths = (self.depths[m].without(n).within_range() for m, n in ((a, b), (b, a)))
+            known, right = label_matches(first, second, index, *depths)
+        else:
+            known, right = np.ones(len(index), bool), np.zeros(len(index), bool)
+        return MatchedPair((a, b), found, R, t, near_line, known, right, share)
 
 
-def _usable(pair: CandidatePair, settings: BuildSettings, share: float = 1.0) -> bool:
-    return pair.consistent >= settings.min_consistent * share and pair.parallax >= settings.min_parallax
+def to_grey(picture: np.ndarray) -> np.ndarray:
+    return cv2.cvtColor(picture, cv2.COLOR_BGR2GRAY) if picture.ndim == 3 else picture
 
 
-def examine(
-    first: PhotoFeatures,
-    second: PhotoFeatures,
-    pair: PosedPair,
-    images: tuple[int, int],
-    share: float = 1.0,
-    neighbours: int = 1,
-) -> CandidatePair | None:
-    """Match the strongest keypoints, this share, and count matches that fit the pose; None without a baseline."""
-    if not pair.has_baseline or len(first.features) == 0 or len(second.features) < 2:
-        return None
-    first, second = first.strongest(share), second.strongest(share)
-    R, t = pair.relative_pose()
-    t = t / t.norm()
-    found = nearest_neighbours(first.features.descriptors, second.features.descriptors, neighbours)
-    of_first = np.arange(len(found.index)) % len(first.features)
-    rays0, rays1 = torch.from_numpy(first.rays()[of_first]), torch.from_numpy(second.rays()[found.index])
-    E = geometry.essential_from_pose(R, t)
-    distance = geometry.symmetric_epipolar_distance_squared(rays0, rays1, E)
-    depth0, depth1 = geometry.depths(rays0, rays1, R, t)
-    agrees = torch.from_numpy(found.mutual) & (distance < PRECISE_DISTANCE) & (depth0 > 0) & (depth1 > 0)
-    turned, seen = geometry.homogeneous(rays0[agrees]) @ R.T, geometry.homogeneous(rays1[agrees])
-    angle = torch.atan2(torch.linalg.cross(turned, seen).norm(dim=1), (turned * seen).sum(1)).rad2deg()
-    return CandidatePair(
-        images,
-        found,
-        R.numpy(),
-        t.numpy(),
-        consistent=int(agrees.sum()),
-        parallax=float(angle.median()) if agrees.any() else 0.0,
-        inlier_ratio=float((distance < INLIER_DISTANCE).double().mean()),
+def _sampled(depths: Depths) -> Depths:
+    """Every n-th of the known depths."""
+    known = np.flatnonzero(np.isfinite(depths.inverse))
+    some = known[:: max(1, len(known) // POINTS_IN_VIEW)]
+    inverse = np.full_like(depths.inverse, np.nan)
+    inverse[some] = depths.inverse[some]
+    return Depths(inverse, depths.deviation)
+
+
+def spread_over_shares(
+    shares: dict[tuple[int, int], float],
+    levels: tuple[tuple[float, float], ...],
+    most: int,
+    rng: np.random.Generator,
+) -> list[tuple[int, int]]:
+    """Choose at most so many pairs, each level of common view in its part, as far as it has pairs."""
+    starts, parts = np.array(levels).T
+    pairs, values = list(shares), np.array(list(shares.values()))
+    level = np.searchsorted(starts, values, side="right") - 1
+    order = np.concatenate(
+        [np.zeros(0), *((rng.permutation((level == n).sum()) + 0.5) / part for n, part in enumerate(parts))]
     )
+    numbers = np.concatenate([np.zeros(0, np.int64), *(np.flatnonzero(level == n) for n in range(len(parts)))])
+    return [pairs[n] for n in sorted(numbers[np.argsort(order, kind="stable")[:most]])]
 
 
-def spread_over_difficulty(pairs: list[CandidatePair], most: int, seed: int) -> list[CandidatePair]:
-    """Choose at most so many pairs, spread evenly from hard ones (few consistent matches) to easy ones."""
-    if len(pairs) <= most:
-        return pairs
-    rng = np.random.default_rng(seed)
-    # One level per doubling of consistent matches; levels draw in turn.
-    levels: dict[int, list[int]] = {}
-    for number in rng.permutation(len(pairs)).tolist():
-        levels.setdefault(int(np.log2(max(1, pairs[number].consistent))), []).append(number)
-    turns = itertools.zip_longest(*(levels[level] for level in sorted(levels)))
-    drawn = [number for turn in turns for number in turn if number is not None][:most]
-    return [pairs[number] for number in sorted(drawn)]
-
-
-def _near_first(images: list[PosedImage], most: int) -> list[tuple[int, int]]:
-    """Return all pairs, or those with the most similar camera poses if that is too many."""
-    pairs = np.array(list(itertools.combinations(range(len(images)), 2)), dtype=np.int64).reshape(-1, 2)
-    if len(pairs) > most:
-        centre = np.stack([-image.R.T @ image.t for image in images])
-        facing = np.stack([image.R[2] for image in images])
-        a, b = pairs.T
-        step = np.linalg.norm(centre[a] - centre[b], axis=1)
-        cost = step / np.median(step) + np.arccos(np.clip((facing[a] * facing[b]).sum(1), -1, 1))
-        pairs = pairs[np.sort(np.argsort(cost, kind="stable")[:most])]
-    return [(int(a), int(b)) for a, b in pairs]
-
-
-def _table(images: list[PhotoFeatures], pairs: list[CandidatePair], neighbours: int) -> PairTable:
+def _table(images: dict[int, PhotoFeatures], pairs: list[MatchedPair], neighbours: int) -> PairTable:
     """Make the table of a scene; match k is of keypoint k, so those with several matches are repeated in order."""
 
     def repeated(values: np.ndarray | None) -> np.ndarray | None:
@@ -327,9 +433,15 @@ def _table(images: list[PhotoFeatures], pairs: list[CandidatePair], neighbours: 
     of_images = [
         {name: repeated(getattr(image.features, name)) for name in ("points", "sizes", "angles")}
         | {"K": image.K, "image_size": np.array(image.features.image_size)}
-        for image in images
+        for image in images.values()
     ]
-    of_pairs = [{"images": np.array(pair.images), "R": pair.R, "t": pair.t, **vars(pair.neighbours)} for pair in pairs]
+    place = {number: n for n, number in enumerate(images)}
+    of_pairs = [
+        {name: getattr(pair, name) for name in ("R", "t", "known", "right")}
+        | {"images": np.array([place[n] for n in pair.images]), "share": np.array(pair.share)}
+        | vars(pair.neighbours)
+        for pair in pairs
+    ]
     return table_from_arrays(of_images, of_pairs)
 
 
@@ -357,9 +469,14 @@ def _assemble(out: Path, staging: Path, scenes: int, settings: BuildSettings) ->
 
 
 def _summary(facts: dict[str, Any]) -> str:
-    line = f"{facts['name']}: {len(set(facts['images']))} photos, {count(facts['pairs'], 'pair')}"
+    line = f"{facts['name']}: {facts['photos']} photos, {count(facts['pairs'], 'pair')}"
+    if facts["empty_pairs"]:
+        line += f" ({facts['empty_pairs']} without common view)"
     if facts["mean_inlier_ratio"] is not None:
         line += f", {facts['mean_inlier_ratio']:.1%} inliers"
+    if facts["known"]:
+        known, wrong = facts["known"] / facts["near_line"], facts["accidental"] / facts["known"]
+        line += f", {known:.0%} of them known by depth, {wrong:.1%} of these accidental"
     if facts["unreadable"]:
         line += f"; {len(facts['unreadable'])} photos skipped: " + "; ".join(facts["unreadable"].values())
     return line

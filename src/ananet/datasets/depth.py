@@ -14,6 +14,7 @@ R ray + t / depth in another one, up to scale, so that points at infinity are no
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -41,9 +42,12 @@ MAX_ANGLE, MAX_ZOOM = 60.0, 3.0
 # Each photo is compared to so many others: those with the most matches at the widest angles, up to a limit.
 NEIGHBOURS, WIDE_ANGLE = 8, 12.0
 # Share of the keypoints that shows which photos see the same, at a sixteenth of the cost, and matches needed there.
-GLANCE, MIN_GLANCE = 0.25, 6
+GLANCE, MIN_GLANCE = 0.25, 5
 # Surroundings: how many of the nearest keypoints of known depth are used, how many must be within the distance.
-NEAREST, MIN_NEAREST, NEAR_PIXELS = 8, 5, 30.0
+NEAREST, MIN_NEAREST, NEAR_PIXELS = 16, 8, 100.0
+RIDGE = 1e-3
+# Points of known depth that show the range of depths of a photo, and how much further it may reach.
+MIN_FOR_RANGE, RANGE_MARGIN = 100, 1.4
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,19 +94,18 @@ class KeypointDepths:
     """[N x M] float32 inverse depths; NaN where a photo knows none, or does not agree with most."""
     deviations: np.ndarray
     """[N x M] float32 standard deviations."""
-    nearest: np.ndarray | None = None
-    """[N x 8] nearest keypoints of known depth; the keypoint itself where there are fewer."""
+    surroundings: Surroundings | None = None
 
-    def without(self, photo: int | None = None) -> Depths:
-        """The depths that all photos but one agree on."""
+    def without(self, photo: int | None = None, agreeing: int = MIN_AGREEING) -> Depths:
+        """The depths that so many photos agree on, one photo left aside."""
         used = self.photos != photo
         values, deviations = self.values[:, used].astype(np.float64), self.deviations[:, used].astype(np.float64)
         there = np.isfinite(values)
         weights = np.where(there, deviations, np.inf) ** -2.0
-        known = there.sum(axis=1) >= MIN_AGREEING
+        known = there.sum(axis=1) >= agreeing
         total = np.where(known, weights.sum(axis=1), np.nan)
         found = Depths((weights * np.where(there, values, 0)).sum(axis=1) / total, total**-0.5)
-        return found if self.nearest is None else found.filled(self.nearest)
+        return found if self.surroundings is None else self.surroundings.fill(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,14 +115,43 @@ class Depths:
     inverse: np.ndarray
     deviation: np.ndarray
 
-    def filled(self, nearest: np.ndarray) -> Depths:
-        """Give keypoints without depth that of their surroundings [N x 8]; the range there is its deviation."""
-        around = self.inverse[nearest]
-        enough = np.isnan(self.inverse) & (np.isfinite(around).sum(axis=1) >= MIN_NEAREST)
-        low, high = np.nanmin(around[enough], axis=1), np.nanmax(around[enough], axis=1)
-        inverse, deviation = self.inverse.copy(), self.deviation.copy()
-        inverse[enough] = (low + high) / 2
-        deviation[enough] = (high - low) / 2 + np.nanmedian(self.deviation[nearest[enough]], axis=1)
+
+    def within_range(self) -> Depths:
+        """Give the others the range of depths of the photo, up to infinity: a match far beyond it is wrong."""
+        unknown = np.isnan(self.inverse)
+        if (~unknown).sum() < MIN_FOR_RANGE:
+            return self
+        highest = RANGE_MARGIN * np.nanpercentile(self.inverse, 99.5)
+        return Depths(np.where(unknown, highest / 2, self.inverse), np.where(unknown, 0.375 * highest, self.deviation))
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """The nearest keypoints of known depth around each of the N keypoints of a photo."""
+
+    nearest: np.ndarray
+    """[N x M] int64; the keypoint itself where there are fewer."""
+    offsets: np.ndarray
+    """[N x M x 2] from the keypoint to them, over the largest distance."""
+
+    def fill(self, depths: Depths) -> Depths:
+        """Give keypoints without depth that of the plane through their surroundings.
+
+        Inverse depths of a plane are linear in the image. How far the surroundings are off the plane is the deviation.
+        """
+        there = np.isfinite(depths.inverse[self.nearest])
+        sought = np.flatnonzero(np.isnan(depths.inverse) & (there.sum(axis=1) >= MIN_NEAREST))
+        there, around = there[sought], self.nearest[sought]
+        values = np.where(there, depths.inverse[around], 0)
+        terms = np.concatenate([np.ones((*there.shape, 1)), self.offsets[sought]], axis=2) * there[..., None]
+        inverted = np.linalg.inv(terms.transpose(0, 2, 1) @ terms + RIDGE * np.diag([0, 1, 1]))
+        plane = inverted @ (terms.transpose(0, 2, 1) @ values[..., None])
+        residual = np.abs(values - (terms @ plane)[..., 0]).max(axis=1)
+        # More where the surroundings lie to one side.
+        leverage = np.sqrt(np.maximum(inverted[:, 0, 0] * there.sum(axis=1), 1))
+        inverse, deviation = depths.inverse.copy(), depths.deviation.copy()
+        inverse[sought] = plane[:, 0, 0]
+        deviation[sought] = leverage * (residual + np.nanmedian(depths.deviation[around], axis=1))
         return Depths(inverse, deviation)
 
 
@@ -127,25 +159,17 @@ def homogeneous(points: np.ndarray) -> np.ndarray:
     return np.concatenate([points, np.ones_like(points[..., :1])], axis=-1)
 
 
-def scene_depths(
-    views: Sequence[View], pairs: Sequence[tuple[int, int]], run: Callable[..., list[Any]]
-) -> list[KeypointDepths]:
+def scene_depths(views: Sequence[View], max_pairs: int, run: Callable[..., list[Any]]) -> list[KeypointDepths]:
     """Find the depths of the keypoints of all photos of a scene.
 
     Args:
-        pairs: photos that may see the same.
+        max_pairs: of photos that are compared at a glance, those of the most similar poses.
         run: `run(name of the step, function, arguments)` returns the results, as `map` does; see `in_pool`.
     """
     from ananet.datasets.ray_search import search_along_rays  # imports from here
 
-    score = np.zeros((len(views), len(views)))
-    for (a, b), value in zip(
-        pairs, run("neighbours", lambda pair: _glance(views[pair[0]], views[pair[1]]), pairs), strict=True
-    ):
-        score[a, b] = score[b, a] = value
-    best = np.argsort(-score, axis=1, kind="stable")[:, :NEIGHBOURS]
-    neighbours = [[int(b) for b in row if score[a, b] > 0] for a, row in enumerate(best)]
-    matched = sorted({(min(a, b), max(a, b)) for a, row in enumerate(neighbours) for b in row})
+    neighbours = _neighbours(views, max_pairs, run)
+    matched = sorted({(min(a, b), max(a, b)) for a, others in enumerate(neighbours) for b in others})
     found: list[dict[int, Tracks]] = [{} for _ in views]
     tracks = run("tracks", lambda pair: tracks_of(views[pair[0]], views[pair[1]]), matched)
     for (a, b), (of_a, of_b) in zip(matched, tracks, strict=True):
@@ -153,10 +177,34 @@ def scene_depths(
 
     def depths(a: int) -> KeypointDepths:
         tracked = join_tracks(len(views[a].points), found[a])
-        others = {b: views[b] for b in neighbours[a]}
-        return with_surroundings(search_along_rays(views[a], others, tracked), views[a])
+        # Photos with most of the tracks show most of the rest, too.
+        others = sorted(found[a], key=lambda b: -len(found[a][b][0]))
+        return with_surroundings(search_along_rays(views[a], {b: views[b] for b in others}, tracked), views[a])
 
     return run("depths", depths, range(len(views)))
+
+
+def _neighbours(views: Sequence[View], max_pairs: int, run: Callable[..., list[Any]]) -> list[list[int]]:
+    """For each photo the others that tell most of its depths; where too few match at a glance, those near it."""
+    pairs = np.array(list(itertools.combinations(range(len(views)), 2)), dtype=np.int64).reshape(-1, 2)
+    cost = _pose_difference(views)
+    pairs = pairs[np.sort(np.argsort(cost[*pairs.T], kind="stable")[:max_pairs])]
+    score = -cost / (1 + cost)
+    np.fill_diagonal(score, -np.inf)
+    for (a, b), value in zip(
+        pairs, run("neighbours", lambda pair: _glance(views[pair[0]], views[pair[1]]), pairs), strict=True
+    ):
+        score[a, b] = score[b, a] = value or score[a, b]
+    best = np.argsort(-score, axis=1, kind="stable")[:, :NEIGHBOURS]
+    return [[int(b) for b in row if b != a] for a, row in enumerate(best)]
+
+
+def _pose_difference(views: Sequence[View]) -> np.ndarray:
+    """[V x V] distance of cameras, in medians of the scene, plus the angle between their axes in radians."""
+    centre = np.array([-view.R.T @ view.t for view in views]).reshape(-1, 3)
+    facing = np.array([view.R[2] for view in views]).reshape(-1, 3)
+    step = np.linalg.norm(centre[:, None] - centre, axis=2)
+    return step / max(np.median(step), 1e-12) + np.arccos(np.clip(facing @ facing.T, -1, 1))
 
 
 def in_pool(pool: Executor, bar: Any) -> Callable[..., list[Any]]:
@@ -238,15 +286,15 @@ def agreeing(values: np.ndarray, deviations: np.ndarray) -> tuple[np.ndarray, np
 def with_surroundings(depths: KeypointDepths, view: View) -> KeypointDepths:
     """Note the nearest keypoints of known depth around each keypoint."""
     known = np.flatnonzero(np.isfinite(depths.without().inverse))
-    nearest = np.arange(len(view.points))[:, None].repeat(NEAREST, axis=1)
-    if len(known) > NEAREST:
-        # |a - b|^2 by a matrix product, which takes a fraction of the time.
-        points, others = view.points.astype(np.float64), view.points[known].astype(np.float64)
-        squared = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2 * points @ others.T
-        order = np.argpartition(squared, NEAREST, axis=1)[:, :NEAREST]
-        near = np.take_along_axis(squared, order, axis=1) < (NEAR_PIXELS * view.pixel) ** 2
-        nearest = np.where(near, known[order], nearest)
-    return replace(depths, nearest=nearest)
+    if len(known) <= NEAREST:
+        return depths
+    points, radius = view.points.astype(np.float64), NEAR_PIXELS * view.pixel
+    # |a - b|^2 by a matrix product, which takes a fraction of the time.
+    squared = (points**2).sum(axis=1)[:, None] + (points[known] ** 2).sum(axis=1) - 2 * points @ points[known].T
+    order = np.argpartition(squared, NEAREST, axis=1)[:, :NEAREST]
+    near = np.take_along_axis(squared, order, axis=1) < radius**2
+    nearest = np.where(near, known[order], np.arange(len(points))[:, None])
+    return replace(depths, surroundings=Surroundings(nearest, (points[nearest] - points[:, None]) / radius))
 
 
 def images_of(first: View, second: View, which: Any, inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -46,16 +46,19 @@ def read_posed_scene(folder: str | Path) -> PosedScene:
     if model is None:
         raise InputError(f"folder: expected a COLMAP model in {candidates[0]} or {candidates[1]}, there is none")
     scene = read_colmap(model, folder / "images", folder.resolve().name)
-    if not (folder / "pairs.txt").exists():
-        return scene
-    listed = list(read_pairs(folder / "pairs.txt"))
+    return with_listed_pairs(scene, folder / "pairs.txt") if (folder / "pairs.txt").exists() else scene
+
+
+def with_listed_pairs(scene: PosedScene, path: Path) -> PosedScene:
+    """The scene with the pairs of a list, two names of images per line; pairs without photos are left out."""
+    listed = list(read_pairs(path))
     for where, names in listed:
         if not {*scene.images, *scene.missing}.issuperset(names):
             raise InputError(f"{where}: expected two names of images of the model, got {' and '.join(names)}")
     complete = [names for _, names in listed if scene.images.keys() >= set(names)]
     if len(complete) < len(listed):
         left_out = len(listed) - len(complete)
-        logger.warning("%s: %d of %d pairs left out, their photos are missing", folder, left_out, len(listed))
+        logger.warning("%s: %d of %d pairs left out, their photos are missing", path, left_out, len(listed))
     return replace(scene, pairs=[PosedPair(scene.images[a], scene.images[b], f"{a}-{b}") for a, b in complete])
 
 
