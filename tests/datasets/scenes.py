@@ -16,16 +16,22 @@ def texture(seed: int, size: int = 900) -> np.ndarray:
     return (np.mean(layers, axis=0) * 255).astype(np.uint8)
 
 
-def write_scene(folder: Path, images: int = 4, seed: int = 0, pairs: list[tuple[str, str]] | None = None) -> Path:
-    """A camera that moves sideways before two walls at different depths."""
+def write_scene(
+    folder: Path, images: int = 4, seed: int = 0, pairs: list[tuple[str, str]] | None = None, behind: int = 0
+) -> Path:
+    """A camera that moves sideways before two walls at different depths.
+
+    `behind` more photos look the other way, at walls that look the same.
+    """
     (folder / "images").mkdir(parents=True)
     (folder / "sparse").mkdir()
     near, far = texture(seed), texture(seed + 1)
     cameras, poses = [], []
-    for number in range(images):
-        angle = np.radians(3.0 * number)
+    for number in range(images + behind):
+        turned = number >= images
+        angle = np.radians(3.0 * (number % images))
         R = np.array([[np.cos(angle), 0, np.sin(angle)], [0, 1, 0], [-np.sin(angle), 0, np.cos(angle)]])
-        centre = np.array([-0.35 * number, 0.05 * number, 0.0])
+        centre = np.array([-0.35, 0.05, 0.0]) * (number % images)
         t = -R @ centre
         name = f"{number:03d}.png"
         canvas = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
@@ -38,7 +44,8 @@ def write_scene(folder: Path, images: int = 4, seed: int = 0, pairs: list[tuple[
             inside = cv2.warpPerspective(np.full(wall.shape[:2], 255, np.uint8), H, (WIDTH, HEIGHT)) > 127
             canvas[inside] = drawn[inside]
         cv2.imwrite(str(folder / "images" / name), canvas)
-        quaternion = (np.cos(angle / 2), 0.0, np.sin(angle / 2), 0.0)
+        half = angle / 2 + turned * np.pi / 2
+        quaternion = (np.cos(half), 0.0, np.sin(half), 0.0)
         cameras.append(f"{number + 1} PINHOLE {WIDTH} {HEIGHT} {FOCAL} {FOCAL} {WIDTH / 2 + 0.5} {HEIGHT / 2 + 0.5}")
         values = " ".join(repr(float(v)) for v in (*quaternion, *t))
         poses.append(f"{number + 1} {values} {number + 1} {name}\n")

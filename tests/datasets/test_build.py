@@ -14,7 +14,7 @@ import torch
 from ananet import InputError
 from ananet.datasets import build
 from ananet.datasets.base import PosedPair
-from ananet.datasets.build import BuildSettings, CandidatePair, build_pairs, examine, spread_over_difficulty
+from ananet.datasets.build import BuildSettings, build_pairs, spread_over_shares
 from ananet.datasets.formats.colmap import read_posed_scene
 from ananet.datasets.formats.shards import INDEX, PairShards, read_index
 from ananet.datasets.photos import photo_features
@@ -206,20 +206,82 @@ def test_pair_lists_are_built_as_well(scenes, tmp_path):
         assert pair.paths[0].exists()
 
 
-def test_examining_a_pair(scenes):
-    images = read_posed_scene(scenes / "walls").images
-    detector = load_detector("sift", max_keypoints=400)
-    first, second = (photo_features(images[name], detector) for name in ("000.png", "001.png"))
-    pair = PosedPair(images["000.png"], images["001.png"])
-    found, glance = examine(first, second, pair, (3, 5)), examine(first, second, pair, (3, 5), 0.25)
-    assert found.images == (3, 5) and len(found.neighbours.index) == len(first.features)
-    assert len(glance.neighbours.index) == round(0.25 * len(first.features))
-    assert found.consistent > glance.consistent > 15 and 0.5 < found.parallax < 20
-    assert 0.2 < found.inlier_ratio < 1
-    assert examine(first, first, PosedPair(pair.image0, pair.image0), (0, 0)) is None, "no baseline"
-    assert examine(first.strongest(0), second, pair, (0, 1)) is not None
-    nothing = replace(first, features=first.features[:0])
-    assert examine(nothing, second, pair, (0, 1)) is None and examine(first, nothing, pair, (0, 1)) is None
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory) -> PairShards:
+    """A scene with photos enough for depth, and look-alikes behind the camera."""
+    folder = tmp_path_factory.mktemp("deep")
+    write_scene(folder / "walls", images=6, behind=4)
+    build_pairs(folder, folder / "out", replace(SETTINGS, empty_pairs=0.3), progress=False)
+    return PairShards(folder / "out")
+
+
+def test_depth_tells_right_from_accidental(deep):
+    """The walls' depths are known exactly: what the labels say must be so."""
+    usual = [pair for pair in deep if pair.share]
+    known = right = wrong = accidental = 0
+    for pair in usual:
+        sure = pair.inlier.numpy() & pair.matches.mutual & (pair.matches.ratio < 0.7)
+        assert pair.right[sure].float().mean() > 0.6
+        assert not (pair.right & ~pair.known).any()
+        error = true_error(pair)
+        known += int((pair.known & pair.inlier).sum())
+        right += int(pair.right.sum())
+        wrong += int((pair.right & (error > 5)).sum())
+        accidental += int((pair.known & ~pair.right & (error < 1)).sum())
+    assert known > 0.6 * sum(int(pair.inlier.sum()) for pair in usual)
+    assert right > 1000 and wrong < 0.01 * right and accidental < 0.02 * right
+
+
+def true_error(pair) -> torch.Tensor:
+    """Pixels from the second point to where either wall would have the first; the nearer of the two."""
+    first, second = (int(path.stem) for path in pair.paths)
+    poses = list(read_posed_scene(pair.paths[0].parent.parent).images.values())
+    R, t = PosedPair(poses[first], poses[second]).relative_pose()
+    K, matches = torch.from_numpy(poses[0].K), pair.matches._as_tensors()
+    rays = torch.cat([matches.points0, torch.ones(len(matches), 1)], dim=1).double() @ torch.linalg.inv(K).T
+    own = torch.from_numpy(poses[first].R), torch.from_numpy(poses[first].t)
+    errors = []
+    for depth in (4.0, 6.0):
+        sign = -1 if first >= 6 else 1
+        # The wall z = depth in the world: n . X = d, seen from the first camera.
+        normal, distance = own[0][:, 2], sign * depth + (own[0][:, 2] * own[1]).sum()
+        points = rays * (distance / (rays @ normal))[:, None]
+        seen = (points @ R.T + t) @ K.T
+        errors.append((seen[:, :2] / seen[:, 2:] - matches.points1).norm(dim=1))
+    return torch.minimum(*errors)
+
+
+def test_pairs_without_common_view_are_all_wrong(deep):
+    empty = [pair for pair in deep if pair.share == 0]
+    assert empty and deep.index["scenes"][0]["empty_pairs"] == len(empty)
+    for pair in empty:
+        first, second = (int(path.stem) for path in pair.paths)
+        assert (first < 6) != (second < 6), "one from each side"
+        assert pair.known.all() and not pair.right.any()
+        assert (pair.matches.mutual & (pair.matches.ratio < 0.7)).sum() > 50, "they look alike"
+
+
+def test_shares_of_common_view(deep):
+    usual = {tuple(int(path.stem) for path in pair.paths): pair.share for pair in deep if pair.share}
+    assert all((a < 6) == (b < 6) and usual[b, a] == share for (a, b), share in usual.items())
+    assert usual[0, 1] > usual[0, 3] > usual[0, 5] > 0.1
+    facts = deep.index["scenes"][0]
+    assert sum(facts["pairs_by_share"]) == len(usual)
+    assert 0 < facts["accidental"] < facts["known"] < facts["near_line"]
+
+
+def test_lists_of_pairs(scenes, tmp_path):
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "other.txt").write_text("001.png 002.png\n")
+    settings = replace(SETTINGS, pair_lists=str(tmp_path / "lists"))
+    build_pairs(scenes / "other", tmp_path / "a", settings, progress=False)
+    assert [pair.name for pair in PairShards(tmp_path / "a")] == ["other/001.png-002.png"]
+    with pytest.raises(InputError, match=r"walls.txt"):
+        build_pairs(scenes, tmp_path / "b", settings, progress=False)
+    build_pairs(scenes / "other", tmp_path / "c", replace(SETTINGS, pair_lists="none"), progress=False)
+    assert len(PairShards(tmp_path / "c")) == 6
+    with pytest.raises(InputError, match="pair_lists: expected a folder"):
+        replace(SETTINGS, pair_lists=str(tmp_path / "nowhere"))
 
 
 def test_other_settings_do_not_mix(scenes, tmp_path):
@@ -240,7 +302,7 @@ def test_unreadable_photos_are_skipped_counted_and_named(tmp_path):
     assert list(index["scenes"][0]["unreadable"]) == ["001.png"]
     assert "1 photos skipped" in lines[0] and "001.png" in lines[0]
     # A photo without keypoints is no error; it just has no pairs.
-    assert "003.png" in index["scenes"][0]["images"]
+    assert index["scenes"][0]["photos"] == 4 and index["scenes"][0]["images"] == ["000.png", "002.png"]
     assert all("003" not in pair.name for pair in PairShards(tmp_path / "out"))
 
 
@@ -277,15 +339,18 @@ def test_a_scene_without_overlap_has_no_pairs(tmp_path):
     assert len(PairShards(tmp_path / "out")) == 0
 
 
-def test_difficulty_is_spread():
-    def pair(number):
-        return CandidatePair((0, 1), None, None, None, consistent=number, parallax=9.0, inlier_ratio=0.5)
+def test_pairs_are_spread_over_levels_of_common_view():
+    shares = {(0, n): share for n, share in enumerate([0.05] * 9 + [0.2] * 5 + [0.5] * 20 + [0.9] * 100)}
+    levels = ((0.1, 1.0), (0.3, 1.0), (0.6, 2.0))
 
-    many_easy = [pair(900)] * 100 + [pair(30)] * 5 + [pair(100)] * 5
-    chosen = [p.consistent for p in spread_over_difficulty(many_easy, 15, seed=0)]
-    assert len(chosen) == 15
-    assert chosen.count(30) == 5 and chosen.count(100) == 5 and chosen.count(900) == 5
-    assert spread_over_difficulty(many_easy, 1000, 0) == many_easy
+    def chosen(most):
+        found = [shares[pair] for pair in spread_over_shares(shares, levels, most, np.random.default_rng(0))]
+        return [found.count(share) for share in (0.05, 0.2, 0.5, 0.9)]
+
+    assert chosen(16) == [0, 4, 4, 8]
+    assert chosen(65) == [0, 5, 20, 40], "a level that has too few gives its part to the others"
+    assert chosen(1000) == [0, 5, 20, 100]
+    assert spread_over_shares({}, levels, 10, np.random.default_rng(0)) == []
 
 
 def test_wrong_sources_and_settings(tmp_path):
@@ -300,6 +365,10 @@ def test_wrong_sources_and_settings(tmp_path):
         {"pairs_per_scene": 0},
         {"scales": (1.0, 0.0)},
         {"scales": ()},
+        {"shares": ()},
+        {"shares": ((0.5, 1), (0.2, 1))},
+        {"shares": ((0.5, 0),)},
+        {"empty_pairs": 1.5},
     ):
         with pytest.raises(InputError, match=next(iter(wrong))):
             BuildSettings(**wrong)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -101,17 +103,33 @@ def test_the_other_photo_of_a_pair_does_not_count():
 
 
 def test_surroundings_tell_the_depth_where_it_is_even():
-    """Amid keypoints of similar depth the range is known; at an edge it is wide; alone nothing is."""
-    around = np.array([[np.cos(a), np.sin(a)] for a in np.linspace(0, 6, 8)]) * 10
-    points = np.concatenate([p + around for p in ([100, 100], [500, 500])] + [[[100, 100], [500, 500], [900, 900]]])
-    inverse = np.concatenate([np.full(8, 0.2), np.linspace(0.1, 0.5, 8), np.full(3, np.nan)]).astype(np.float32)
-    values = inverse[:, None].repeat(2, axis=1)
-    depths = KeypointDepths(np.array([1, 2]), values, np.where(np.isnan(values), np.nan, 0.001).astype(np.float32))
-    view = View(points.astype(np.float32), np.zeros((19, 2)), K, np.eye(3), np.zeros(3), (1000, 1000))
-    found = with_surroundings(depths, view).without()
-    np.testing.assert_allclose(found.inverse[16:], [0.2, 0.3, np.nan], rtol=1e-5)
-    assert found.deviation[16] < 0.002 and found.deviation[17] > 0.2
-    assert np.isnan(with_surroundings(depths, view).without(1).inverse).all()
+    """On a plane the depth is known well; at an edge its range is wide; alone nothing is known."""
+    rng = np.random.default_rng(0)
+    around = rng.uniform(-40, 40, (20, 2))
+    middle = np.array([[200, 200], [600, 600], [950, 50]])
+    points = np.concatenate([middle[0] + around, middle[1] + around, middle])
+    slanted, edge = 0.2 + around @ np.array([1e-3, -2e-3]), np.where(around[:, 0] > 0, 0.5, 0.2)
+    inverse = np.concatenate([slanted, edge, np.full(3, np.nan)]).astype(np.float32)
+    values = inverse[:, None].repeat(3, axis=1)
+    values[40:, :] = np.nan
+    depths = KeypointDepths(np.array([1, 2, 3]), values, np.where(np.isnan(values), np.nan, 1e-3).astype(np.float32))
+    view = View(points.astype(np.float32), np.zeros((43, 2)), K, np.eye(3), np.zeros(3), (1000, 1000))
+    whole = with_surroundings(depths, view)
+    found = whole.without()
+    assert abs(found.inverse[40] - 0.2) < 1e-3 and found.deviation[40] < 3e-3
+    assert 0.2 < found.inverse[41] < 0.5 and found.deviation[41] > 0.1
+    assert np.isnan(found.inverse[42])
+    np.testing.assert_allclose(whole.without(1).inverse[40], 0.2, atol=1e-3)
+    few = KeypointDepths(depths.photos, values[:, :2], depths.deviations[:, :2])
+    assert np.isnan(with_surroundings(replace(few, photos=few.photos[:2]), view).without(1).inverse).all()
+
+
+def test_the_range_of_a_photo_excludes_what_is_nearer():
+    inverse = np.concatenate([np.linspace(0.1, 0.2, 150), [np.nan]])
+    found = Depths(inverse, np.where(np.isnan(inverse), np.nan, 1e-3)).within_range()
+    low, high = found.inverse[150] - 2 * found.deviation[150], found.inverse[150] + 2 * found.deviation[150]
+    assert low < 0 and 0.2 < high < 0.4 and np.array_equal(found.inverse[:150], inverse[:150])
+    assert np.isnan(Depths(inverse[-50:], inverse[-50:]).within_range().inverse[-1]), "too few to show a range"
 
 
 def test_a_scene_labels_right_accidental_wrong_and_unknown(world):

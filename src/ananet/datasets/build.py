@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 from ananet._util.checks import Settings, check_positive, check_share, check_whole_number
-from ananet._util.defaults import DETECTOR, DISTINCTIVE_RATIO, INLIER_DISTANCE, MAX_KEYPOINTS
+from ananet._util.defaults import DETECTOR, DISTINCTIVE_RATIO, INLIER_DISTANCE
 from ananet._util.tables import count
 from ananet.core import geometry
 from ananet.core.cameras import rotate_axes
@@ -68,7 +68,8 @@ class BuildSettings(Settings):
 
     detector: str = DETECTOR
     """A name, with options if needed."""
-    max_keypoints: int = MAX_KEYPOINTS
+    max_keypoints: int | None = None
+    """None for the detector's default, which depends on the size of the photo."""
     neighbours: int = 1
     """Putative matches per keypoint: its nearest neighbours."""
     scales: tuple[float, ...] = (1.0,)
@@ -91,7 +92,8 @@ class BuildSettings(Settings):
 
     def check(self) -> None:
         check_whole_number("neighbours", self.neighbours, 1)
-        check_whole_number("max_keypoints", self.max_keypoints, 8, (KEYPOINT_LIMIT - 1) // self.neighbours)
+        if self.max_keypoints is not None:
+            check_whole_number("max_keypoints", self.max_keypoints, 8, (KEYPOINT_LIMIT - 1) // self.neighbours)
         detector = self.load_detector()
         different = len(set(self.scales)) == len(self.scales) > 0
         if not different or not all(0 < scale < float("inf") for scale in self.scales):

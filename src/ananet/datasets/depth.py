@@ -40,7 +40,7 @@ MIN_AGREEING = 2
 MAX_ANGLE, MAX_ZOOM = 60.0, 3.0
 
 # Each photo is compared to so many others: those with the most matches at the widest angles, up to a limit.
-NEIGHBOURS, WIDE_ANGLE = 8, 12.0
+NEIGHBOURS, WIDE_ANGLE = 12, 12.0
 # Share of the keypoints that shows which photos see the same, at a sixteenth of the cost, and matches needed there.
 GLANCE, MIN_GLANCE = 0.25, 5
 # Surroundings: how many of the nearest keypoints of known depth are used, how many must be within the distance.
@@ -114,7 +114,6 @@ class Depths:
 
     inverse: np.ndarray
     deviation: np.ndarray
-
 
     def within_range(self) -> Depths:
         """Give the others the range of depths of the photo, up to infinity: a match far beyond it is wrong."""

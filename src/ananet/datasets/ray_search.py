@@ -11,7 +11,7 @@ import numpy as np
 from ananet.core.cameras import calibrate
 from ananet.datasets.depth import MIN_AGREEING, NOISE_PIXELS, KeypointDepths, View, agreeing, homogeneous, images_of
 
-PHOTOS = 6
+PHOTOS = 8
 COARSE_PATCH, FINE_PATCH = 5, 7
 """Pixels on a side: at half size, where all depths are tried, and at full size, around the best."""
 MIN_STEPS, MAX_STEPS = 16, 96
@@ -45,15 +45,16 @@ def search_along_rays(view: View, others: dict[int, View], known: KeypointDepths
         return known
     low, high = np.nanpercentile(inverse, (0.5, 99.5))
     found = agreeing(*_search(view, list(used.values()), sought, max(0.7 * low, 0), 1.4 * max(high, 1e-12)))
-    columns = []
+    joined = []
     for before, new in zip((known.values, known.deviations), found, strict=True):
         column = np.full((len(inverse), before.shape[1] + len(used)), np.nan, np.float32)
         column[:, : before.shape[1]] = before
         # Not enough photos agreed on these.
         column[sought, : before.shape[1]] = np.nan
         column[sought, before.shape[1] :] = new
-        columns.append(column)
-    return KeypointDepths(np.concatenate([known.photos, np.array(list(used), np.int64)]), *columns)
+        joined.append(column)
+    values, deviations = joined
+    return KeypointDepths(np.concatenate([known.photos, np.array(list(used), np.int64)]), values, deviations)
 
 
 def _search(
