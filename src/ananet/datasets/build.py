@@ -1,8 +1,8 @@
 """Training pairs from posed photos, written as shards.
 
-Features are found once per photo. The depth of keypoints, from all photos of a scene, tells which photos see the same,
-and which matches of a pair are right. Finished scenes are kept in OUT/.scenes until all are done, so that a killed run
-can resume. Shards and index appear under their final names only when they are complete.
+Features are detected once per photo. The depth of keypoints, from all photos of a scene, tells which photos show the
+same things, and which matches of a pair are right. Finished scenes are kept in OUT/.scenes until all are done, so that
+a killed run can resume. Shards and index appear under their final names only when they are complete.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from ananet.features import Detector, NearestNeighbours, nearest_neighbours
 from ananet.io.files import only_process, read_json, remove_temporaries, write_json
 
 STAGING = ".scenes"
-# Points of a photo that show which others see the same.
+# Points of a photo that are looked for in others, about, and points needed to say that two have nothing in common.
 POINTS_IN_VIEW, MIN_POINTS_IN_VIEW = 500, 50
 # Photos show nothing in common if no point of one could be seen in the other even at this angle and ratio of sizes.
 EMPTY_ANGLE, EMPTY_ZOOM = 90.0, 10.0
-# As a check of the points: matches that fit the poses of such photos, at most. A few fit by chance.
+# As a check, at most this many matches of such photos may fit the poses. A few fit by chance.
 MAX_CONSISTENT = 12
-# Candidates for every pair without common view that is wanted: those that look alike most are taken.
+# Candidates for each pair with nothing in common that is wanted; look-alikes are chosen among them.
 EMPTY_CANDIDATES = 4
 LOOKALIKE_PIXELS = 3.0
 
@@ -75,13 +75,14 @@ class BuildSettings(Settings):
     scales: tuple[float, ...] = (1.0,)
     """Scales at which each photo is used, each with its own keypoints and pairs; points are in original pixels."""
     pairs_per_scene: int = 1000
-    """Maximum per scene and scale, if no list prescribes the pairs; a pair and its reverse count as two."""
+    """Maximum per scene and scale, if no list prescribes the pairs; a pair and its reverse count as two. Pairs with
+    nothing in common come on top."""
     candidates_per_scene: int = 20_000
-    """Maximum number of pairs that are compared at a glance for depth, those of the nearest cameras first."""
+    """Maximum number of pairs that are compared at a glance to find depth, those with the most similar poses first."""
     shares: tuple[tuple[float, float], ...] = ((0.1, 1.0), (0.3, 1.0), (0.6, 1.0))
-    """Levels of common view: the smallest share of a level, and how many of the pairs it gets, relative to others."""
+    """Levels of common view: the smallest share of each, and how many pairs it gets relative to the other levels."""
     empty_pairs: float = 0.1
-    """Pairs that have nothing in common, as a share of the others; half of them are those that look alike most."""
+    """Pairs with nothing in common, relative to the number of others; half of them are those that look most alike."""
     min_parallax: float = 1.0
     """Degrees, median over points in common view; below, the baseline is too short to define inliers."""
     pair_lists: str | None = None
@@ -233,7 +234,7 @@ def _build_scene(
 
 
 def _facts(pairs: list[MatchedPair], table: PairTable, settings: BuildSettings) -> dict[str, Any]:
-    """Counts of a scene: pairs, matches, and how many matches near the line depth knows and calls wrong."""
+    """Counts of a scene: pairs, matches, those near the line, and how many of these are known, and accidental."""
     usual = [pair for pair in pairs if pair.share]
     near, known, wrong = (
         sum(int(mask(pair).sum()) for pair in usual)
@@ -265,7 +266,7 @@ def _photos(scene: PosedScene) -> dict[Any, Photo]:
     """Photos of the scene, each once, by a key: a photo may be listed with several poses, or cameras."""
     listed = [photo for pair in scene.pairs or () for photo in _photos_of(pair)]
     turned = {image.path for image, turns in listed if turns}
-    # Photos of no pair still tell of depth.
+    # Photos that are in no pair still help to find depth.
     others = [(scene.images[name], 0) for name in sorted(scene.images) if scene.images[name].path not in turned]
     return {_photo_key(photo): photo for photo in (*listed, *others)}
 
@@ -313,7 +314,7 @@ class ScenePairs:
         self.settings, self.run = settings, run
         self.views = [view for _, view in photos]
         self.depths: list[KeypointDepths] = scene_depths(self.views, settings.candidates_per_scene, run)
-        # To compare many photos, a part of the points is enough; one other photo that knows their depth is enough, too.
+        # Some of the points are enough to compare many photos, and their depth need not be confirmed by a second photo.
         self.sampled = [_sampled(replace(depths, surroundings=None).without(agreeing=1)) for depths in self.depths]
 
     def prescribed(self, pairs: list[tuple[int, int]]) -> list[MatchedPair]:
@@ -321,13 +322,13 @@ class ScenePairs:
 
         def match(pair: tuple[int, int]) -> MatchedPair | None:
             share, _ = self._common_view(*pair)
-            # Whether a pair has nothing in common is not for the points that happen to be known to say.
+            # A share of 0 would call all matches wrong. Few points may be known here, too few to prove that.
             return self._match(*pair, max(share, 1e-3))
 
         return [pair for pair in self.run("pairs", match, pairs) if pair is not None]
 
     def chosen(self) -> list[MatchedPair]:
-        """Choose pairs by their common view, and some without any, and match them in both directions."""
+        """Choose pairs by their common view, and some with nothing in common, and match them in both directions."""
         rng = np.random.default_rng(self.settings.seed)
         views = {pair: self._common_view(*pair) for pair in itertools.combinations(range(len(self.views)), 2)}
         parallax = self.settings.min_parallax
@@ -347,7 +348,7 @@ class ScenePairs:
     def _empty_pairs(
         self, candidates: list[tuple[int, int]], wanted: int, rng: np.random.Generator
     ) -> list[tuple[int, int]]:
-        """Choose pairs of photos that have nothing in common, half of them those that look alike most."""
+        """Choose pairs of photos that have nothing in common, half of them those that look most alike."""
         enough = [np.isfinite(depths.inverse).sum() >= MIN_POINTS_IN_VIEW for depths in self.sampled]
         shuffled = (candidates[n] for n in rng.permutation(len(candidates)))
         known = ((a, b) for a, b in shuffled if enough[a] and enough[b])
@@ -415,7 +416,7 @@ def spread_over_shares(
     most: int,
     rng: np.random.Generator,
 ) -> list[tuple[int, int]]:
-    """Choose at most so many pairs, each level of common view in its part, as far as it has pairs."""
+    """Choose at most `most` pairs; each level of common view gets its part, as far as it has pairs."""
     starts, parts = np.array(levels).T
     pairs, values = list(shares), np.array(list(shares.values()))
     level = np.searchsorted(starts, values, side="right") - 1

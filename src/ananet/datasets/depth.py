@@ -1,15 +1,16 @@
 """Depth of keypoints from all photos of a posed scene, and what it says about matches.
 
 A keypoint of known depth predicts where its match must lie in any other photo. That tells a right match from one that
-is near the epipolar line by accident. Depth has three sources:
+is near the epipolar line by accident. Depth has four sources, each for the keypoints that those before it leave open:
 
 - Tracks: distinctive matches with other photos, triangulated.
 - Search: along the ray of a keypoint, the depth at which patches of several other photos agree (`ray_search`).
-- Surroundings: the range of depths of the nearest keypoints, where these are of similar depth.
+- Surroundings: the depth of a plane through the nearest keypoints of known depth.
+- Range: between infinity and a little nearer than the nearest known depth of the photo.
 
-A depth counts only if several photos agree on it. To label a pair of photos, neither of the two photos is used for the
-depths of the other. Depths are stored as their inverse: with a ray of z = 1 in one camera, the point is at
-R ray + t / depth in another one, up to scale, so that points at infinity are nothing special.
+A depth counts only if several photos agree on it. To label a pair, the depths that either photo gives the other are
+left out. Depths are stored as their inverse: with a ray of z = 1 in one camera, the point is at R ray + t / depth in
+another one, up to scale, so that points at infinity need no special case.
 """
 
 from __future__ import annotations
@@ -25,28 +26,29 @@ import numpy as np
 from ananet.core.cameras import calibrate, project
 from ananet.features import nearest_neighbours
 
-# Distances in pixels are for photos of one megapixel, and scaled with the photo's size.
+# Distances in pixels are for photos of one megapixel, and scale with the photo's side length.
 MEGAPIXEL = 1e6
 # A match is right within this distance of the predicted place, and wrong beyond twice as far.
 RIGHT_PIXELS = 4.0
-# Of matches to triangulate: distance to the epipolar line, and typical error of a keypoint.
+# Matches to triangulate: maximum distance to the epipolar line, and standard deviation of a keypoint.
 LINE_PIXELS, NOISE_PIXELS = 2.0, 1.0
 MAX_RATIO = 0.85
 # Depths agree if they differ by less than this many standard deviations.
 AGREE_DEVIATIONS = 2.5
-# So many photos must agree on a depth, besides the one that a match is labelled with.
+# Photos that must agree on a depth, not counting the other photo of a pair.
 MIN_AGREEING = 2
 # A point is in common view below this angle between its rays (in degrees), and this ratio of its sizes.
 MAX_ANGLE, MAX_ZOOM = 60.0, 3.0
 
-# Each photo is compared to so many others: those with the most matches at the widest angles, up to a limit.
+# Each photo is matched with this many others: those with the most matches at wide angles. Wider ones are no better.
 NEIGHBOURS, WIDE_ANGLE = 12, 12.0
-# Share of the keypoints that shows which photos see the same, at a sixteenth of the cost, and matches needed there.
+# Share of the keypoints that is compared at a glance, at a sixteenth of the cost, and the matches needed there.
 GLANCE, MIN_GLANCE = 0.25, 5
-# Surroundings: how many of the nearest keypoints of known depth are used, how many must be within the distance.
+# Surroundings: how many of the nearest keypoints of known depth are used, how many are needed, and how far they may be.
 NEAREST, MIN_NEAREST, NEAR_PIXELS = 16, 8, 100.0
+# Keeps the plane level across a line of keypoints, where its slope is not defined.
 RIDGE = 1e-3
-# Points of known depth that show the range of depths of a photo, and how much further it may reach.
+# Range: points of known depth that are needed, and how much nearer than these a point may be.
 MIN_FOR_RANGE, RANGE_MARGIN = 100, 1.4
 
 
@@ -71,7 +73,7 @@ class View:
 
     @property
     def pixel(self) -> float:
-        """Length in this photo of a pixel in a photo of one megapixel."""
+        """Pixels of this photo that correspond to one pixel of a photo of one megapixel."""
         return float(np.sqrt(self.image_size[0] * self.image_size[1] / MEGAPIXEL))
 
     @property
@@ -86,18 +88,18 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class KeypointDepths:
-    """Inverse depths of the N keypoints of a photo, one from each of M other photos that agree on it."""
+    """Inverse depths of the N keypoints of a photo, as found with each of M other photos."""
 
     photos: np.ndarray
     """[M] int64 numbers of the other photos."""
     values: np.ndarray
-    """[N x M] float32 inverse depths; NaN where a photo knows none, or does not agree with most."""
+    """[N x M] float32 inverse depths; NaN where a photo gives none, or does not agree with most."""
     deviations: np.ndarray
     """[N x M] float32 standard deviations."""
     surroundings: Surroundings | None = None
 
     def without(self, photo: int | None = None, agreeing: int = MIN_AGREEING) -> Depths:
-        """The depths that so many photos agree on, one photo left aside."""
+        """Average the depths on which at least `agreeing` photos agree; one photo may be left out."""
         used = self.photos != photo
         values, deviations = self.values[:, used].astype(np.float64), self.deviations[:, used].astype(np.float64)
         there = np.isfinite(values)
@@ -116,7 +118,7 @@ class Depths:
     deviation: np.ndarray
 
     def within_range(self) -> Depths:
-        """Give the others the range of depths of the photo, up to infinity: a match far beyond it is wrong."""
+        """Give keypoints without depth the range of the photo, up to infinity: a match far outside it is wrong."""
         unknown = np.isnan(self.inverse)
         if (~unknown).sum() < MIN_FOR_RANGE:
             return self
@@ -131,12 +133,12 @@ class Surroundings:
     nearest: np.ndarray
     """[N x M] int64; the keypoint itself where there are fewer."""
     offsets: np.ndarray
-    """[N x M x 2] from the keypoint to them, over the largest distance."""
+    """[N x M x 2] from the keypoint to them, divided by the maximum distance."""
 
     def fill(self, depths: Depths) -> Depths:
-        """Give keypoints without depth that of the plane through their surroundings.
+        """Give keypoints without depth that of a plane through their surroundings.
 
-        Inverse depths of a plane are linear in the image. How far the surroundings are off the plane is the deviation.
+        The inverse depth of a plane is linear in the image. How far the surroundings lie off it gives the deviation.
         """
         there = np.isfinite(depths.inverse[self.nearest])
         sought = np.flatnonzero(np.isnan(depths.inverse) & (there.sum(axis=1) >= MIN_NEAREST))
@@ -146,7 +148,7 @@ class Surroundings:
         inverted = np.linalg.inv(terms.transpose(0, 2, 1) @ terms + RIDGE * np.diag([0, 1, 1]))
         plane = inverted @ (terms.transpose(0, 2, 1) @ values[..., None])
         residual = np.abs(values - (terms @ plane)[..., 0]).max(axis=1)
-        # More where the surroundings lie to one side.
+        # Larger where the surroundings lie to one side.
         leverage = np.sqrt(np.maximum(inverted[:, 0, 0] * there.sum(axis=1), 1))
         inverse, deviation = depths.inverse.copy(), depths.deviation.copy()
         inverse[sought] = plane[:, 0, 0]
@@ -162,10 +164,10 @@ def scene_depths(views: Sequence[View], max_pairs: int, run: Callable[..., list[
     """Find the depths of the keypoints of all photos of a scene.
 
     Args:
-        max_pairs: of photos that are compared at a glance, those of the most similar poses.
+        max_pairs: how many pairs of photos are compared at a glance; those with the most similar poses are.
         run: `run(name of the step, function, arguments)` returns the results, as `map` does; see `in_pool`.
     """
-    from ananet.datasets.ray_search import search_along_rays  # imports from here
+    from ananet.datasets.ray_search import search_along_rays  # it imports from this module
 
     neighbours = _neighbours(views, max_pairs, run)
     matched = sorted({(min(a, b), max(a, b)) for a, others in enumerate(neighbours) for b in others})
@@ -184,7 +186,7 @@ def scene_depths(views: Sequence[View], max_pairs: int, run: Callable[..., list[
 
 
 def _neighbours(views: Sequence[View], max_pairs: int, run: Callable[..., list[Any]]) -> list[list[int]]:
-    """For each photo the others that tell most of its depths; where too few match at a glance, those near it."""
+    """For each photo, the others that give the most depth; if too few match at a glance, those with similar poses."""
     pairs = np.array(list(itertools.combinations(range(len(views)), 2)), dtype=np.int64).reshape(-1, 2)
     cost = _pose_difference(views)
     pairs = pairs[np.sort(np.argsort(cost[*pairs.T], kind="stable")[:max_pairs])]
@@ -199,7 +201,7 @@ def _neighbours(views: Sequence[View], max_pairs: int, run: Callable[..., list[A
 
 
 def _pose_difference(views: Sequence[View]) -> np.ndarray:
-    """[V x V] distance of cameras, in medians of the scene, plus the angle between their axes in radians."""
+    """[V x V] distance between cameras, divided by the median, plus the angle between their axes in radians."""
     centre = np.array([-view.R.T @ view.t for view in views]).reshape(-1, 3)
     facing = np.array([view.R[2] for view in views]).reshape(-1, 3)
     step = np.linalg.norm(centre[:, None] - centre, axis=2)
@@ -207,7 +209,7 @@ def _pose_difference(views: Sequence[View]) -> np.ndarray:
 
 
 def in_pool(pool: Executor, bar: Any) -> Callable[..., list[Any]]:
-    """A function for `scene_depths` that works in a pool and shows a progress bar."""
+    """Return a `run` for `scene_depths` that works in a pool and shows a progress bar."""
 
     def run(name: str, function: Callable[[Any], Any], arguments: Iterable[Any]) -> list[Any]:
         arguments = list(arguments)
@@ -256,13 +258,13 @@ def triangulate(first: View, second: View, index: np.ndarray) -> tuple[np.ndarra
     z = np.where(z > 0, z, np.nan)
     off_line = np.linalg.norm(constant + inverse[:, None] * slope, axis=1) / z * second.focal
     deviation = NOISE_PIXELS * second.pixel / second.focal * z / length
-    # A point at infinity may come out a little behind the camera.
+    # Noise may give a point at infinity a negative depth.
     good = (off_line < LINE_PIXELS * second.pixel) & (inverse > -2 * deviation)
     return np.where(good, inverse, np.nan), np.where(good, deviation, np.nan)
 
 
 def join_tracks(keypoints: int, found: dict[int, Tracks]) -> KeypointDepths:
-    """Join what several photos say of the keypoints of one."""
+    """Join the tracks of one photo with several others."""
     values, deviations = (np.full((keypoints, len(found)), np.nan, np.float32) for _ in range(2))
     for column, (which, inverse, deviation) in enumerate(found.values()):
         values[which, column], deviations[which, column] = inverse, deviation
@@ -270,12 +272,12 @@ def join_tracks(keypoints: int, found: dict[int, Tracks]) -> KeypointDepths:
 
 
 def agreeing(values: np.ndarray, deviations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row [N x M] of depths and deviations, keep the largest group that agrees with one of its members."""
+    """Keep, in each row of depths and deviations [N x M], the largest group that agrees with one of its members."""
     if values.shape[1] == 0:
         return values, deviations
     apart = np.abs(values[:, :, None] - values[:, None, :])
     agree = apart < AGREE_DEVIATIONS * np.hypot(deviations[:, :, None], deviations[:, None, :])
-    # The most precise member among equals.
+    # Among groups of equal size, that of the most precise member.
     rank = np.nan_to_num(deviations) / np.maximum(np.nansum(deviations, axis=1, keepdims=True), 1e-30)
     best = (agree.sum(axis=2) - rank).argmax(axis=1)
     group = np.take_along_axis(agree, best[:, None, None], axis=1)[:, 0]
@@ -283,7 +285,7 @@ def agreeing(values: np.ndarray, deviations: np.ndarray) -> tuple[np.ndarray, np
 
 
 def with_surroundings(depths: KeypointDepths, view: View) -> KeypointDepths:
-    """Note the nearest keypoints of known depth around each keypoint."""
+    """Add the nearest keypoints of known depth around each keypoint."""
     known = np.flatnonzero(np.isfinite(depths.without().inverse))
     if len(known) <= NEAREST:
         return depths
@@ -297,9 +299,9 @@ def with_surroundings(depths: KeypointDepths, view: View) -> KeypointDepths:
 
 
 def images_of(first: View, second: View, which: Any, inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels [S x 2] in the second photo of keypoints of the first at inverse depths, and their change with these.
+    """Project keypoints of the first photo at inverse depths [S] into the second.
 
-    NaN behind the second camera.
+    Return pixels [S x 2] and their derivatives by inverse depth [S x 2]; NaN behind the second camera.
     """
     R, t = first.pose_of(second)
     seen = first.rays(which) @ R.T + inverse[:, None] * t
@@ -311,10 +313,10 @@ def images_of(first: View, second: View, which: Any, inverse: np.ndarray) -> tup
 def label_matches(
     first: View, second: View, index: np.ndarray, depths0: Depths, depths1: Depths
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Label matches [S x 2] by the places where their keypoints predict each other.
+    """Label matches [S x 2] by the places that their keypoints predict for each other.
 
     Args:
-        depths0, depths1: of the keypoints of both photos, from other photos than these two.
+        depths0, depths1: of the keypoints of each photo, without those that the other one gives.
 
     Returns:
         Which matches are known to be right or wrong, and which are right, [S] bool each.
@@ -362,7 +364,7 @@ def common_view(
 
 
 def _glance(first: View, second: View) -> float:
-    """How much depth two photos give: matches of their strongest keypoints that fit the poses, times the angle."""
+    """How much depth two photos give: matches of strong keypoints that fit the poses, times common view and angle."""
     few = [
         replace(view, points=view.points[:count], descriptors=view.descriptors[:count])
         for view in (first, second)

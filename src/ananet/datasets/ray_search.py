@@ -19,11 +19,11 @@ FINE_STEPS = np.arange(-5, 6) / 4
 """In coarse steps."""
 # Correlation that counts as agreement, in part or in full.
 SOME_CORRELATION, GOOD_CORRELATION = 0.4, 0.65
-# The second best depth of a keypoint has at most this share of the best one's score.
+# A depth is distinct if no other one has more than this share of its score.
 MAX_SECOND = 0.8
 # In grey levels; flat patches correlate with anything.
 MIN_CONTRAST = 2.0
-# Points of known depth in a photo that show between which depths to search.
+# Points of known depth that a photo needs to show between which depths to search.
 MIN_POINTS = 20
 KEYPOINTS_AT_ONCE = 512
 
@@ -31,8 +31,8 @@ KEYPOINTS_AT_ONCE = 512
 def search_along_rays(view: View, others: dict[int, View], known: KeypointDepths) -> KeypointDepths:
     """Add depths for keypoints without one.
 
-    At the half size of photos, patches are compared at all depths; those whose best depth is distinct, whichever photo
-    is left out, are compared again at full size, where each photo gives a depth of its own.
+    Photos are first compared at half size, at all depths. Where one depth is distinct, whichever photo is left out,
+    they are compared again at full size around it, and each photo gives a depth of its own.
 
     Args:
         others: other photos of the scene by their number, best first.
@@ -49,7 +49,7 @@ def search_along_rays(view: View, others: dict[int, View], known: KeypointDepths
     for before, new in zip((known.values, known.deviations), found, strict=True):
         column = np.full((len(inverse), before.shape[1] + len(used)), np.nan, np.float32)
         column[:, : before.shape[1]] = before
-        # Not enough photos agreed on these.
+        # Too few photos agreed on these.
         column[sought, : before.shape[1]] = np.nan
         column[sought, before.shape[1] :] = new
         joined.append(column)
@@ -74,7 +74,7 @@ def _search(
         around = steps[peak][:, None] + FINE_STEPS * step
         fine = _correlations(view, others, view.points[chosen], around, FINE_PATCH)
         best = fine.argmax(axis=2)
-        # A maximum at the end of the range is none.
+        # At the end of the range, the largest value need not be a maximum.
         inner = (best > 0) & (best < len(FINE_STEPS) - 1)
         good = distinct[:, None] & inner & (fine.max(axis=2) > GOOD_CORRELATION)
         good &= good.sum(axis=1, keepdims=True) > MIN_AGREEING
@@ -104,7 +104,7 @@ def _correlations(
 ) -> np.ndarray:
     """[S x M x D] correlation of patches around points with those of other photos, at inverse depths [S x D].
 
-    Patches are taken for planes that face the camera. Where nothing can be compared, the correlation is 0.
+    Patches are treated as planes that face the camera of `view`. Where nothing can be compared, the correlation is 0.
     """
     assert view.picture is not None
     side = np.arange(patch, dtype=np.float32) - patch // 2
@@ -156,7 +156,7 @@ def _half(view: View) -> View:
 
 
 def _path(view: View, other: View, low: float, high: float) -> float:
-    """Pixels by which the image of the photo's centre moves in another photo between two inverse depths."""
+    """Pixels by which the photo's centre moves in another photo between two inverse depths."""
     centre = replace(view, points=np.array([view.image_size, view.image_size]) / 2)
     start, end = images_of(centre, other, slice(None), np.array([low, high]))[0]
     return float(np.nan_to_num(np.linalg.norm(end - start)))
