@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--shares", default="0.1:1,0.3:1,0.6:1", metavar="SHARE:PART,...", help=text)
     text = "pairs that have nothing in common, as a share of the others (default: 0.1)"
     build.add_argument("--empty-pairs", type=float, default=0.1, metavar="SHARE", help=text)
-    text = "folder with a list of pairs SCENE.txt for each scene, or 'none' to ignore pairs.txt of the scenes"
+    text = (
+        "folder with lists of pairs SCENE.txt (scenes without are left out), or 'none' to ignore the scenes' own lists"
+    )
     build.add_argument("--pair-lists", metavar="FOLDER", help=text)
     build.add_argument("--seed", type=int, default=0, help="seed for the choice of pairs (default: 0)")
     build.add_argument("--workers", type=int, help="threads (default: one per core)")

@@ -86,8 +86,8 @@ class BuildSettings(Settings):
     min_parallax: float = 1.0
     """Degrees, median over points in common view; below, the baseline is too short to define inliers."""
     pair_lists: str | None = None
-    """Folder with a list of pairs SCENE.txt for each scene; None for the list of the scene itself, where it has one;
-    "none" to ignore that list."""
+    """Folder with lists of pairs SCENE.txt; scenes without are left out. None for the scenes' own lists, where they
+    have one; "none" to ignore these."""
     shard_mib: float = 56.0
     seed: int = 0
 
@@ -150,7 +150,7 @@ def build_pairs(
     """
     settings = settings or BuildSettings()
     opened = open_posed_photos(source)
-    scenes = {scene.name or opened.title: _listed(scene, settings.pair_lists) for scene in opened.scenes()}
+    scenes = {scene.name or opened.title: scene for scene in _listed(opened.scenes(), settings.pair_lists)}
     out = Path(out)
     made_of = {
         "settings": json.loads(json.dumps(settings.to_dict())),
@@ -187,12 +187,16 @@ def _staged(staging: Path, number: int, suffix: str) -> Path:
     return staging / f"{number:05d}{suffix}"
 
 
-def _listed(scene: PosedScene, lists: str | None) -> PosedScene:
-    """The scene with the pairs that the setting `pair_lists` names."""
+def _listed(scenes: list[PosedScene], lists: str | None) -> list[PosedScene]:
+    """The scenes with the pairs that the setting `pair_lists` names; scenes without a list are left out."""
     if lists is None:
-        return scene
-    path = Path(lists) / f"{scene.name}.txt"
-    return replace(scene, pairs=None) if lists == "none" else with_listed_pairs(scene, path)
+        return scenes
+    if lists == "none":
+        return [replace(scene, pairs=None) for scene in scenes]
+    paths = [Path(lists) / f"{scene.name}.txt" for scene in scenes]
+    if not any(path.is_file() for path in paths):
+        raise InputError(f"pair_lists: expected a list for at least one scene, such as {paths[0]}; there is none")
+    return [with_listed_pairs(scene, path) for scene, path in zip(scenes, paths, strict=True) if path.is_file()]
 
 
 def _build_scene(
