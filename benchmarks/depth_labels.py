@@ -68,11 +68,11 @@ def check(scene: ScenePairs) -> dict[str, float | int]:
     )
     right = precise = near = known = wrong = closed = closed_known = closed_wrong = used = 0
     for a, b in pairs:
-        share, angle = scene._common_view(a, b)
-        if share < MIN_SHARE or angle < scene.settings.min_parallax:
+        shares, angle = scene._common_view(a, b)
+        if min(shares) < MIN_SHARE or angle < scene.settings.min_parallax:
             continue
         used += 1
-        pair = scene._match(a, b, share)
+        pair = scene._match(a, b, min(shares))
         if pair is None:
             continue
         off = line_distance(views[a], views[b], np.arange(len(pair.right)), pair.neighbours.index)

@@ -325,9 +325,9 @@ class ScenePairs:
         """Match the pairs of a list."""
 
         def match(pair: tuple[int, int]) -> MatchedPair | None:
-            share, _ = self._common_view(*pair)
+            shares, _ = self._common_view(*pair)
             # A share of 0 would call all matches wrong. Few points may be known here, too few to prove that.
-            return self._match(*pair, max(share, 1e-3))
+            return self._match(*pair, max(min(shares), 1e-3))
 
         return [pair for pair in self.run("pairs", match, pairs) if pair is not None]
 
@@ -336,18 +336,21 @@ class ScenePairs:
         rng = np.random.default_rng(self.settings.seed)
         views = {pair: self._common_view(*pair) for pair in itertools.combinations(range(len(self.views)), 2)}
         parallax = self.settings.min_parallax
-        usable = {pair: share for pair, (share, angle) in views.items() if angle >= parallax}
+        usable = {pair: min(shares) for pair, (shares, angle) in views.items() if angle >= parallax}
         usual = spread_over_shares(usable, self.settings.shares, max(1, self.settings.pairs_per_scene // 2), rng)
         wanted = round(self.settings.empty_pairs * len(usual))
-        empty = self._empty_pairs([pair for pair, (share, _) in views.items() if share == 0], wanted, rng)
-        both_ways = [(a, b, views[pair][0]) for pair in (*usual, *empty) for a, b in (pair, pair[::-1])]
+        empty = self._empty_pairs([pair for pair, (shares, _) in views.items() if not any(shares)], wanted, rng)
+        both_ways = [(a, b, min(views[pair][0])) for pair in (*usual, *empty) for a, b in (pair, pair[::-1])]
         return [pair for pair in self.run("pairs", lambda each: self._match(*each), both_ways) if pair is not None]
 
-    def _common_view(self, a: int, b: int, *limits: float) -> tuple[float, float]:
-        """Share of common view of two photos, the smaller of both directions, and the angle between rays."""
+    def _common_view(self, a: int, b: int, *limits: float) -> tuple[tuple[float, float], float]:
+        """Share of each of two photos that the other sees too, and the angle between rays.
+
+        A wide photo and a close-up of a part of it have different shares; the smaller one is that of the pair.
+        """
         found = [common_view(self.views[m], self.views[n], self.sampled[m], *limits) for m, n in ((a, b), (b, a))]
-        shares, angles = zip(*found, strict=True)
-        return float(np.nan_to_num(min(shares))), min(angles)
+        (share0, angle0), (share1, angle1) = found
+        return (float(np.nan_to_num(share0)), float(np.nan_to_num(share1))), min(angle0, angle1)
 
     def _empty_pairs(
         self, candidates: list[tuple[int, int]], wanted: int, rng: np.random.Generator
@@ -356,7 +359,7 @@ class ScenePairs:
         enough = [np.isfinite(depths.inverse).sum() >= MIN_POINTS_IN_VIEW for depths in self.sampled]
         shuffled = (candidates[n] for n in rng.permutation(len(candidates)))
         known = ((a, b) for a, b in shuffled if enough[a] and enough[b])
-        empty = (pair for pair in known if self._common_view(*pair, EMPTY_ANGLE, EMPTY_ZOOM)[0] == 0)
+        empty = (pair for pair in known if not any(self._common_view(*pair, EMPTY_ANGLE, EMPTY_ZOOM)[0]))
         far = list(itertools.islice(empty, EMPTY_CANDIDATES * wanted))
         alike = dict(zip(far, self.run("look-alikes", self._agreeing_without_depth, far), strict=True))
         # Those with matches that fit the poses do have something in common.
