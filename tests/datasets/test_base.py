@@ -67,6 +67,8 @@ def test_truth_by_depth():
     off_line = replace(pair, inlier=torch.zeros_like(pair.inlier))
     assert off_line.truth()[0].all() and not off_line.truth()[1].any()
     assert replace(pair, known=None, right=None, share=None).truth() is None
+    hardly = torch.zeros_like(pair.known)
+    assert replace(pair, known=hardly, right=hardly).truth() is None
     assert pair_with_depth(share=0).is_empty and not pair.is_empty
 
 

@@ -301,7 +301,7 @@ def test_unreadable_photos_are_skipped_counted_and_named(tmp_path):
     lines = []
     index = build_pairs(folder, tmp_path / "out", SETTINGS, progress=False, log=lines.append)
     assert list(index["scenes"][0]["unreadable"]) == ["001.png"]
-    assert "1 photos skipped" in lines[0] and "001.png" in lines[0]
+    assert "1 photo skipped" in lines[0] and "001.png" in lines[0] and "depth unknown" in lines[0]
     # A photo without keypoints is no error; it just has no pairs.
     assert index["scenes"][0]["photos"] == 4 and index["scenes"][0]["images"] == ["000.png", "002.png"]
     assert all("003" not in pair.name for pair in PairShards(tmp_path / "out"))
@@ -373,6 +373,16 @@ def test_wrong_sources_and_settings(tmp_path):
     ):
         with pytest.raises(InputError, match=next(iter(wrong))):
             BuildSettings(**wrong)
+
+
+def test_scenes_keep_their_photos_and_their_names(scenes, tmp_path):
+    with pytest.raises(InputError, match="out: expected another folder than that of the photos"):
+        build_pairs(scenes / "other", scenes / "other", SETTINGS, progress=False)
+    (tmp_path / "linked").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "linked" / name).symlink_to(scenes / "other")
+    index = build_pairs(tmp_path / "linked", tmp_path / "out", SETTINGS, progress=False)
+    assert index["scene_names"] == ["a", "b"], "not the names of what links point to"
 
 
 def test_stored_features_have_one_scale(tmp_path):

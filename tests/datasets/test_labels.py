@@ -25,3 +25,14 @@ def test_labels_by_depth_say_right_accidental_wrong_and_unknown():
     assert not target[2].any() and weight[2].tolist() == [2, 2, 1, 1, 2, 2, 1], "nothing in common: all wrong"
     line, ones = BY_LINE.of_matches(distance, known, right, mutual, share)
     assert torch.equal(line, (distance < 1e-4).float()) and (ones == 1).all()
+
+
+def test_a_pair_of_which_hardly_anything_is_known_is_labelled_by_the_line():
+    """Left with wrong matches alone, a network would learn to keep nothing."""
+    distance = torch.full((2, 40), 1e-6)
+    known = torch.zeros(2, 40, dtype=torch.bool)
+    known[0, :3] = known[1, :4] = True
+    nothing = torch.zeros_like(known)
+    target, weight = BY_DEPTH.of_matches(distance, known, nothing, nothing, torch.tensor([0.5, 0.5]))
+    assert (target[0] == 1).all() and (weight[0] == 1).all()
+    assert not target[1, :4].any() and (weight[1, 4:] == 0.4).all()

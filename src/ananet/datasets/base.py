@@ -143,9 +143,10 @@ class LabelledPair:
     def truth(self) -> tuple[Tensor, Tensor] | None:
         """[N] bool each: matches known to be right or wrong, and the right ones; None if no depth is known.
 
-        Matches that are not near the line are wrong, whatever depth is known.
+        Matches that are not near the line are wrong, whatever depth is known. If hardly any of those near the line are
+        known, the others would be all that counts, so that nothing is said.
         """
-        if self.known is None or self.right is None:
+        if self.known is None or self.right is None or not bool(enough_known(self.known, self.inlier)):
             return None
         return self.known | ~self.inlier, self.right & self.inlier
 
@@ -209,6 +210,15 @@ class Batch:
     """[B x 3 x 3] the true geometry of `matches` as they are normalised, p1^T E p0 = 0: [t]x R where they are rays."""
     share: Tensor
     """[B] share of the view that both images have in common; NaN if unknown. At 0 no match is right."""
+
+
+# Share of the matches near the line that depth must know; below, a pair counts as one without known depth.
+MIN_KNOWN = 0.1
+
+
+def enough_known(known: Tensor, near_line: Tensor) -> Tensor:
+    """[...] bool: whether depth knows enough of the matches near the line, [... x N] bool both."""
+    return (known & near_line).sum(-1) >= MIN_KNOWN * near_line.sum(-1)
 
 
 # Ratios are stored as whole numbers up to this.

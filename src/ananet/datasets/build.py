@@ -150,8 +150,13 @@ def build_pairs(
     """
     settings = settings or BuildSettings()
     opened = open_posed_photos(source)
-    scenes = {scene.name or opened.title: scene for scene in _listed(opened.scenes(), settings.pair_lists)}
+    listed = _listed(opened.scenes(), settings.pair_lists)
+    scenes = {scene.name or opened.title: scene for scene in listed}
+    if len(scenes) < len(listed):
+        raise InputError(f"source: expected scenes of different names, got {', '.join(scene.name for scene in listed)}")
     out = Path(out)
+    if out.resolve() == Path(source).resolve():
+        raise InputError(f"out: expected another folder than that of the photos, got {out} for both")
     made_of = {
         "settings": json.loads(json.dumps(settings.to_dict())),
         "source": str(Path(source).resolve()),
@@ -479,14 +484,16 @@ def _assemble(out: Path, staging: Path, scenes: int, settings: BuildSettings) ->
 
 
 def _summary(facts: dict[str, Any]) -> str:
-    line = f"{facts['name']}: {facts['photos']} photos, {count(facts['pairs'], 'pair')}"
+    line = f"{facts['name']}: {count(facts['photos'], 'photo')}, {count(facts['pairs'], 'pair')}"
     if facts["empty_pairs"]:
         line += f" ({facts['empty_pairs']} without common view)"
     if facts["mean_inlier_ratio"] is not None:
-        line += f", {facts['mean_inlier_ratio']:.1%} inliers"
+        line += f", {facts['mean_inlier_ratio']:.1%} of the matches near the epipolar line"
     if facts["known"]:
         known, wrong = facts["known"] / facts["near_line"], facts["accidental"] / facts["known"]
-        line += f", {known:.0%} of them known by depth, {wrong:.1%} of these accidental"
+        line += f"; depth knows {known:.0%} of these, and calls {wrong:.1%} of the known ones accidental"
+    elif facts["near_line"]:
+        line += "; depth unknown: too few photos see the same (at least 4 are needed)"
     if facts["unreadable"]:
-        line += f"; {len(facts['unreadable'])} photos skipped: " + "; ".join(facts["unreadable"].values())
+        line += f"; {count(len(facts['unreadable']), 'photo')} skipped: " + "; ".join(facts["unreadable"].values())
     return line

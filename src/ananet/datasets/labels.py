@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ananet._util.defaults import INLIER_DISTANCE
+from ananet.datasets.base import enough_known
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,14 @@ class LabelRule:
         """Return targets and weights [B x N] of the matches of B pairs; `share` is [B], the others are [B x N].
 
         By depth, a right match is also near the line. In pairs that show nothing in common (`share` 0) all matches are
-        wrong. Pairs without known depth (`share` NaN) have the label by the line.
+        wrong. Pairs without known depth (`share` NaN, or hardly any match known) have the label by the line.
         """
         near = distance < self.inlier_distance
         line = near.to(distance.dtype)
         if self.labels == "line":
             return line, torch.ones_like(line)
-        empty, no_depth = (share == 0)[:, None], share.isnan()[:, None]
+        empty = (share == 0)[:, None]
+        no_depth = (share.isnan() | ~enough_known(known, near))[:, None] & ~empty
         right, known = right & near & ~empty, known | empty
         unknown, accidental = near & ~known, near & known & ~right
         of_others, of_mutual = self.unknown_target or (0.5, 0.5)

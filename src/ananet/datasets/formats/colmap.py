@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ def read_posed_scene(folder: str | Path) -> PosedScene:
     model = next((path for path in candidates if _suffix(path)), None)
     if model is None:
         raise InputError(f"folder: expected a COLMAP model in {candidates[0]} or {candidates[1]}, there is none")
-    scene = read_colmap(model, folder / "images", folder.resolve().name)
+    scene = read_colmap(model, folder / "images", Path(os.path.abspath(folder)).name)
     return with_listed_pairs(scene, folder / "pairs.txt") if (folder / "pairs.txt").exists() else scene
 
 
