@@ -20,14 +20,16 @@ def padding(batch: int, length: int) -> Tensor:
     return mask
 
 
-def results(backend, query, key, value, form, mask=None, dtype=torch.float64, shared=False) -> dict[str, Tensor]:
+def results(
+    backend, query, key, value, form, mask=None, dtype=torch.float64, shared=False, attend=second_order_attention
+) -> dict[str, Tensor]:
     """Output, context and gradients in double precision, of inputs rounded to the given type."""
     query, key, value = (x.detach().to(dtype).requires_grad_() for x in (query, key, value))
     value = key if shared else value
     # What no kernel writes would show as NaN.
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        output, context = second_order_attention(query, key, value, form, mask, backend=backend)
+        output, context = attend(query, key, value, form, mask, backend=backend)
         generator = torch.Generator().manual_seed(2)
         loss = torch.zeros((), dtype=torch.float64)
         for x in (output, context):

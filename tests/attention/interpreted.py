@@ -42,4 +42,4 @@ def test_half_precision():
 def test_operator_is_registered_correctly():
     query, key = (torch.randn(2, 1, 9, 16, requires_grad=True) for _ in range(2))
     mask = torch.arange(9) < torch.tensor([[9], [5]])
-    torch.library.opcheck(torch.ops.ananet.attend_and_sum_columns, (query, key, None, mask, 2, "fused"))
+    torch.library.opcheck(torch.ops.ananet.attend_and_sum_columns, (query, key, None, mask, mask, 2, "fused"))

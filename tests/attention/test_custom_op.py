@@ -38,6 +38,6 @@ def test_compiles_in_one_piece(form):
 def test_operators_are_registered_correctly():
     query, key = (torch.randn(2, 2, 9, 4, requires_grad=True) for _ in range(2))
     mask = torch.arange(9) < torch.tensor([[9], [5]])
-    torch.library.opcheck(torch.ops.ananet.attend_and_sum_columns, (query, key, None, mask, 2, "blocked"))
+    torch.library.opcheck(torch.ops.ananet.attend_and_sum_columns, (query, key, None, mask, mask, 2, "blocked"))
     torch.library.opcheck(torch.ops.ananet.column_energy, (query, key, mask, None))
     torch.library.opcheck(torch.ops.ananet.project_columns, (query, key, mask, torch.ones(4, 9, 3)))

@@ -69,7 +69,7 @@ def test_bounds_of_equation_3_and_order_of_the_forms(n, seed, sharpness):
 def test_rows_sum_to_one_and_padding_is_zero():
     query, key = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    A = attention_map(query, key, mask)
+    A = attention_map(query, key, mask, mask)
     torch.testing.assert_close(A[0].sum(-1), torch.ones(3, 5))
     torch.testing.assert_close(A[1, :, :3].sum(-1), torch.ones(3, 3))
     assert A[1, :, 3:].abs().sum() == 0

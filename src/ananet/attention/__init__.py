@@ -2,9 +2,22 @@
 
 Three implementations stand side by side: `reference` reads like the paper, `blocked` is for the CPU, `fused` for
 the GPU. `second_order_attention` picks one; the argument `backend` or the variable ANANET_ATTENTION overrides it.
+`seeded_attention` is the same through a few of the matches.
 """
 
-from ananet.attention.reference import FORMS, Form
+from ananet.attention.reference import FORMS, Form, SeededForm
 from ananet.attention.second_order import BACKENDS, Backend, choose_backend, second_order_attention
+from ananet.attention.seeded import SEEDED_FORMS, best_matches, seeded_attention
 
-__all__ = ["BACKENDS", "FORMS", "Backend", "Form", "choose_backend", "second_order_attention"]
+__all__ = [
+    "BACKENDS",
+    "FORMS",
+    "SEEDED_FORMS",
+    "Backend",
+    "Form",
+    "SeededForm",
+    "best_matches",
+    "choose_backend",
+    "second_order_attention",
+    "seeded_attention",
+]

@@ -18,31 +18,44 @@ MIN_ROWS = 64
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None, moments: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    moments: int,
 ) -> tuple[Tensor, Tensor]:
-    """Output [B x H x N x D] and column moments sum_k a_ki^p, p = 1 .. moments, [moments x B x H x N].
+    """Output [B x H x M x V] and column moments sum_k a_ki^p, p = 1 .. moments, [moments x B x H x N].
 
     Args:
-        query, key, value: [B x H x N x D]; the key is the value where that is None.
-        mask: [B x N], True where a match is real; None if all are.
+        query: [B x H x M x D].
+        key: [B x H x N x D].
+        value: [B x H x N x V]; the key where it is None.
+        query_mask, key_mask: [B x M] and [B x N], True where a match is real; both None if all are.
         moments: 0, 1 or 2.
     """
     q, k = as_maps(query), as_maps(key)
     v = k if value is None else as_maps(value)
-    output = torch.empty_like(v)
+    output = v.new_empty(*q.shape[:2], v.shape[2])
     columns = q.new_zeros(moments, k.shape[0], 1, k.shape[1])
     one = q.new_ones(1, 1, 1)
-    for maps, rows, A in map_blocks(q, k, mask):
+    for maps, rows, A in map_blocks(q, k, query_mask, key_mask):
         torch.bmm(A, v[maps], out=output[maps, rows])
         # A product with ones adds columns up in half the time of a sum.
         ones = one.expand(A.shape[0], 1, A.shape[1])
         for moment in range(moments):
             columns[moment, maps].baddbmm_(ones, A if moment == 0 else A.square_())
-    return output.to(query.dtype).view(query.shape), columns.view(moments, *query.shape[:3])
+    return output.to(query.dtype).view(*query.shape[:3], v.shape[2]), columns.view(moments, *key.shape[:3])
 
 
 def backward(
-    grad_output: Tensor, grad_columns: Tensor, query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None
+    grad_output: Tensor,
+    grad_columns: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients of query, key and value (added to that of the key where the value is None).
 
@@ -53,7 +66,7 @@ def backward(
     moments = grad_columns.shape[0]
     g = grad_columns.to(q.dtype).reshape(moments, len(k), 1, k.shape[1])
     grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for maps, rows, A in map_blocks(q, k, mask):
+    for maps, rows, A in map_blocks(q, k, query_mask, key_mask):
         grad_A = torch.bmm(grad_out[maps, rows], v[maps].mT)
         if moments >= 1:
             grad_A += g[0, maps]
@@ -79,35 +92,40 @@ def as_maps(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32)).flatten(0, 1)
 
 
-def map_blocks(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[tuple[slice, slice, Tensor]]:
+def map_blocks(
+    q: Tensor, k: Tensor, query_mask: Tensor | None, key_mask: Tensor | None
+) -> Iterator[tuple[slice, slice, Tensor]]:
     """The attention map by blocks: (which maps, which rows, [maps x rows x N] block). A block may be overwritten.
 
     Args:
-        q, k: [BH x N x D].
-        mask: [B x N].
+        q: [BH x M x D].
+        k: [BH x N x D].
+        query_mask, key_mask: [B x M] and [B x N], or both None.
     """
-    count, length, width = q.shape
+    (count, total_rows, width), length = q.shape, k.shape[1]
     if q.numel() == 0:
         return
     q = q / math.sqrt(width)
     row_bytes, block_bytes = length * q.element_size(), BLOCK_BYTES * torch.get_num_threads()
     # Many maps at once while they are small, which is fewer calls; one when a part of it fills the block.
-    at_once = min(count, max(1, block_bytes // (length * row_bytes)))
-    height = min(length, max(MIN_ROWS, block_bytes // (at_once * row_bytes)))
+    at_once = min(count, max(1, block_bytes // (total_rows * row_bytes)))
+    height = min(total_rows, max(MIN_ROWS, block_bytes // (at_once * row_bytes)))
     memory = q.new_empty(at_once * height * length)
-    real = None if mask is None else mask.repeat_interleave(count // len(mask), 0)
+    real_query, real_key = (
+        None if mask is None else mask.repeat_interleave(count // len(mask), 0) for mask in (query_mask, key_mask)
+    )
     for first in range(0, count, at_once):
         maps = slice(first, min(first + at_once, count))
-        for top in range(0, length, height):
-            rows = slice(top, min(top + height, length))
+        for top in range(0, total_rows, height):
+            rows = slice(top, min(top + height, total_rows))
             shape = (maps.stop - maps.start, rows.stop - rows.start, length)
             A = memory[: math.prod(shape)].view(shape)
             torch.bmm(q[maps, rows], k[maps].mT, out=A)
-            if real is not None:
-                A.masked_fill_(~real[maps, None, :], torch.finfo(A.dtype).min)
+            if real_key is not None:
+                A.masked_fill_(~real_key[maps, None, :], torch.finfo(A.dtype).min)
             torch.softmax(A, dim=-1, out=A)
-            if real is not None:
-                A *= real[maps, None, :] & real[maps, rows, None]
+            if real_query is not None and real_key is not None:
+                A *= real_key[maps, None, :] & real_query[maps, rows, None]
             yield maps, rows, A
 
 

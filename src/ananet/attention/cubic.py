@@ -141,7 +141,7 @@ def project_columns(query: Tensor, key: Tensor, mask: Tensor | None, z: Tensor) 
     """W z for vectors z, [BH x N x S] to [BH x N x S]; in at least single precision."""
     q, k = as_maps(query), as_maps(key)
     projected = torch.zeros_like(z)
-    for maps, _, A in map_blocks(q, k, mask):
+    for maps, _, A in map_blocks(q, k, mask, mask):
         projected[maps].baddbmm_(A.mT, torch.bmm(A, z[maps]))
     return projected
 
@@ -158,7 +158,7 @@ def project_columns_backward(
     """Gradients of query and key: dA = A (z g^T + g z^T), then the softmax."""
     q, k = as_maps(query), as_maps(key)
     grad_q, grad_k = torch.zeros_like(q), torch.zeros_like(k)
-    for maps, rows, A in map_blocks(q, k, mask):
+    for maps, rows, A in map_blocks(q, k, mask, mask):
         grad_A = torch.bmm(A, z[maps]) @ grad[maps].mT
         grad_A.baddbmm_(torch.bmm(A, grad[maps]), z[maps].mT)
         grad_scores = softmax_backward(A, grad_A)

@@ -10,27 +10,35 @@ from ananet.attention import blocked
 
 
 def attend_and_sum_columns_plainly(
-    query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None, moments: int, backend: str
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    moments: int,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, column moments, and what the backward pass keeps of the rows.
 
     Args:
-        query, key, value: [B x H x N x D]; the key is the value where that is None.
-        mask: [B x N], True where a match is real; None if all are.
+        query: [B x H x M x D].
+        key: [B x H x N x D].
+        value: [B x H x N x V]; the key where it is None. V = 0 if column moments are all that is wanted.
+        query_mask, key_mask: [B x M] and [B x N], True where a match is real; both None if all are.
         moments: how many of sum_k a_ki and sum_k a_ki^2 are wanted: 0, 1 or 2.
-        backend: "blocked" or "fused".
+        backend: "blocked" or "fused"; the latter for square maps (M = N, one mask, V = D).
 
     Returns:
-        [B x H x N x D] output, [moments x B x H x N] moments in at least single precision, and the row
-        log-sums [B x H x N] of the fused backend (empty from the blocked one, which needs none).
+        [B x H x M x V] output, [moments x B x H x N] moments in at least single precision, and the row
+        log-sums [B x H x M] of the fused backend (empty from the blocked one, which needs none).
     """
     if backend == "fused":
         from ananet.attention import fused
 
         with torch.cuda.device_of(query):
-            output, log_sum, columns = fused.forward(query, key, value, mask, moments)
+            output, log_sum, columns = fused.forward(query, key, value, key_mask, moments)
         return output, columns, log_sum
-    output, columns = blocked.forward(query, key, value, mask, moments)
+    output, columns = blocked.forward(query, key, value, query_mask, key_mask, moments)
     return output, columns, query.new_empty(0)
 
 
@@ -41,14 +49,21 @@ attend_and_sum_columns = torch.library.custom_op(
 
 @attend_and_sum_columns.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None, moments: int, backend: str
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    moments: int,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, length, width = query.shape
-    columns = query.new_empty(moments, batch, heads, length, dtype=torch.promote_types(query.dtype, torch.float32))
+    columns = query.new_empty(moments, *key.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
     if backend == "fused":
         output = query.new_empty(batch, length, heads, width).transpose(1, 2)
         return output, columns, query.new_empty(batch, heads, length, dtype=torch.float32)
-    return query.new_empty(query.shape), columns, query.new_empty(0)
+    values = width if value is None else value.shape[3]
+    return query.new_empty(batch, heads, length, values), columns, query.new_empty(0)
 
 
 @torch.library.custom_op("ananet::attend_and_sum_columns_backward", mutates_args=())
@@ -58,7 +73,8 @@ def attend_and_sum_columns_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
-    mask: Tensor | None,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
     output: Tensor,
     log_sum: Tensor,
     backend: str,
@@ -68,9 +84,9 @@ def attend_and_sum_columns_backward(
         from ananet.attention import fused
 
         with torch.cuda.device_of(query):
-            grads = fused.backward(grad_output, grad_columns, query, key, value, mask, output, log_sum)
+            grads = fused.backward(grad_output, grad_columns, query, key, value, key_mask, output, log_sum)
     else:
-        grads = blocked.backward(grad_output, grad_columns, query, key, value, mask)
+        grads = blocked.backward(grad_output, grad_columns, query, key, value, query_mask, key_mask)
     return grads[0], grads[1], query.new_empty(0) if grads[2] is None else grads[2]
 
 
@@ -81,7 +97,8 @@ def _(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
-    mask: Tensor | None,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
     output: Tensor,
     log_sum: Tensor,
     backend: str,
@@ -94,14 +111,14 @@ def _(
 
 
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    query, key, value, mask, _, ctx.backend = inputs
+    *given, _, ctx.backend = inputs
     attended, _, log_sum = output
-    ctx.save_for_backward(query, key, value, mask, attended, log_sum)
+    ctx.save_for_backward(*given, attended, log_sum)
 
 
 def _backward(ctx, grad_output, grad_columns, _):  # type: ignore[no-untyped-def]
     grads = attend_and_sum_columns_backward(grad_output, grad_columns, *ctx.saved_tensors, ctx.backend)
-    return grads[0], grads[1], grads[2] if ctx.saved_tensors[2] is not None else None, None, None, None
+    return grads[0], grads[1], grads[2] if ctx.saved_tensors[2] is not None else None, None, None, None, None
 
 
 attend_and_sum_columns.register_autograd(_backward, setup_context=_save)

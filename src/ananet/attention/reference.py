@@ -16,20 +16,25 @@ Form = Literal["linear", "quadratic", "cubic"]
 """Form of the second-order context: Eq. 5, Eq. 4 or Eq. 1 of the paper."""
 FORMS: tuple[Form, ...] = get_args(Form)
 """All forms."""
+SeededForm = Literal["linear", "quadratic"]
+"""Form of the context of seeded attention; the cubic form compares all matches with all."""
 
 
-def attention_map(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
-    """A = softmax(Q K^T / sqrt(d)), [B x H x N x N]; rows and columns of padding are zero.
+def attention_map(
+    query: Tensor, key: Tensor, query_mask: Tensor | None = None, key_mask: Tensor | None = None
+) -> Tensor:
+    """A = softmax(Q K^T / sqrt(d)), [B x H x M x N]; rows and columns of padding are zero.
 
     Args:
-        query, key: [B x H x N x D].
-        mask: [B x N], True where a match is real.
+        query: [B x H x M x D].
+        key: [B x H x N x D].
+        query_mask, key_mask: [B x M] and [B x N], True where a match is real; both None if all are.
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    if mask is None:
+    if query_mask is None or key_mask is None:
         return scores.softmax(dim=-1)
-    real_key = mask[:, None, None, :]
-    real_query = mask[:, None, :, None]
+    real_key = key_mask[:, None, None, :]
+    real_query = query_mask[:, None, :, None]
     # A finite minimum, not -inf: a pair without any match has no NaN rows, and zeros replace them below.
     scores = scores.masked_fill(~real_key, torch.finfo(scores.dtype).min)
     return scores.softmax(dim=-1) * (real_key & real_query)
@@ -76,8 +81,52 @@ def second_order_attention(
         The output A V, [B x H x N x D], and the context h, [B x H x N] (None without a form).
         Both are zero at padding, but for a cubic context, which is about 1e-19 there.
     """
-    A = attention_map(query, key, mask)
+    A = attention_map(query, key, mask, mask)
     if form is None:
         return A @ value, None
-    count = A.shape[-1] if mask is None else mask.sum(-1).clamp_min(1)[:, None, None]
-    return A @ value, CONTEXT[form](A, count)
+    return A @ value, CONTEXT[form](A, real_count(query, mask))
+
+
+def seeded_attention(
+    query: Tensor, key: Tensor, value: Tensor, seeds: Tensor, form: SeededForm | None, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Attention through m of N matches, the seeds, by two thin maps in place of the square one.
+
+    All matches attend to the seeds, T = softmax(Q K_s^T / sqrt(d)): the output is T V_s. The seeds attend to all
+    matches, S = softmax(Q_s K^T / sqrt(d)): each of its rows stands for N / m rows of the square map, so
+
+        linear:     h_i = sqrt(2) (c_i - c_i^2 / N) with c_i = N / m sum_k s_ki
+        quadratic:  h_i = sqrt(2) N / m (sum_k s_ki - sum_k s_ki^2)
+
+    Args:
+        query, key, value: [B x H x N x D].
+        seeds: [B x m] different indices of matches; those of padding are left out.
+        form: of the context; None for first-order attention alone.
+        mask: [B x N], True where a match is real; None if all are.
+
+    Returns:
+        The output, [B x H x N x D], and the context h, [B x H x N] (None without a form); zero at padding.
+    """
+    query_s, key_s, value_s = (take_seeds(x, seeds) for x in (query, key, value))
+    seed_mask = None if mask is None else mask.gather(1, seeds)
+    output = attention_map(query, key_s, mask, seed_mask) @ value_s
+    if form is None:
+        return output, None
+    S = attention_map(query_s, key, seed_mask, mask)
+    # In single precision at least: sums times N leave the range of half.
+    S = S.to(torch.promote_types(S.dtype, torch.float32))
+    N, m = real_count(query, mask), real_count(query_s, seed_mask)
+    column_sum = S.sum(-2) * N / m
+    if form == "linear":
+        return output, math.sqrt(2) * (column_sum - column_sum.square() / N)
+    return output, math.sqrt(2) * (column_sum - S.square().sum(-2) * N / m)
+
+
+def take_seeds(x: Tensor, seeds: Tensor) -> Tensor:
+    """[B x H x N x D] to the [B x H x m x D] of the seeds."""
+    return x.gather(2, seeds[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+def real_count(x: Tensor, mask: Tensor | None) -> Tensor | int:
+    """Number of real matches: N of [B x H x N x D], or [B x 1 x 1] from a mask; at least 1."""
+    return max(x.shape[2], 1) if mask is None else mask.sum(-1).clamp_min(1)[:, None, None]

@@ -7,6 +7,7 @@ the GPU. `second_order_attention` picks one; the argument `backend` or the varia
 import math
 import os
 import sys
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Literal, get_args
 
@@ -52,28 +53,43 @@ def second_order_attention(
         The output A V, [B x H x N x D], and the context h, [B x H x N] (None without a form), in single precision
         where the input is in half. Both are zero at padding, but for a cubic context, which is about 1e-19 there.
     """
-    _check(query, key, value, form, mask, signs)
+    check_attention(query, key, value, form, FORMS, mask)
+    if signs is not None and (form != "cubic" or signs < 1):
+        raise InputError(f"signs: expected at least 1 and the cubic form, got {signs} and {form!r}")
     chosen = choose_backend(query.device, backend)
     if chosen == "reference" and signs is None:
         return reference.second_order_attention(query, key, value, form, mask)
     inner = "blocked" if chosen == "reference" else chosen
-    # The first call of a registered operator imports the compiler, which takes a second.
-    watched = torch.is_grad_enabled() or torch.compiler.is_compiling() or type(query) is not Tensor
-    attend = attend_and_sum_columns if watched else attend_and_sum_columns_plainly
+    attend = attention_operator(query)
     # Where values are keys, their gradients add up inside the kernels.
-    output, columns, log_sum = attend(query, key, None if value is key else value, mask, MOMENTS[form], inner)
+    output, columns, log_sum = attend(query, key, None if value is key else value, mask, mask, MOMENTS[form], inner)
     if form is None:
         return output, None
     if form == "linear":
-        count = query.shape[2] if mask is None else mask.sum(-1).clamp_min(1)[:, None, None]
-        return output, math.sqrt(2) * (columns[0] - columns[0].square() / count)
+        return output, linear_form(columns, reference.real_count(query, mask))
     if form == "quadratic":
-        return output, math.sqrt(2) * (columns[0] - columns[1])
+        return output, quadratic_form(columns)
     if signs is None:
         energy = column_energy(query, key, mask, log_sum.detach() if inner == "fused" else None)
     else:
         energy = estimated_column_energy(query, key, mask, signs)
     return output, cubic_form(columns, energy)
+
+
+def attention_operator(query: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """`attend_and_sum_columns` as a registered operator only if somebody looks: its first call takes a second."""
+    watched = torch.is_grad_enabled() or torch.compiler.is_compiling() or type(query) is not Tensor
+    return attend_and_sum_columns if watched else attend_and_sum_columns_plainly
+
+
+def linear_form(columns: Tensor, count: Tensor | int) -> Tensor:
+    """Eq. 5 from column moments."""
+    return math.sqrt(2) * (columns[0] - columns[0].square() / count)
+
+
+def quadratic_form(columns: Tensor) -> Tensor:
+    """Eq. 4 from column moments."""
+    return math.sqrt(2) * (columns[0] - columns[1])
 
 
 def cubic_form(columns: Tensor, energy: Tensor) -> Tensor:
@@ -102,17 +118,17 @@ def choose_backend(device: torch.device, backend: str | None = None) -> Backend:
     raise InputError(f"{source}: expected one of {', '.join(BACKENDS)}, got {asked!r}")
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, form: str | None, mask: Tensor | None, signs: int | None) -> None:
+def check_attention(
+    query: Tensor, key: Tensor, value: Tensor, form: str | None, forms: Sequence[str], mask: Tensor | None
+) -> None:
     if query.dim() != 4:
         raise InputError(f"query: expected [B x H x N x D], got shape {tuple(query.shape)}")
     for name, x in (("key", key), ("value", value)):
         if x.shape != query.shape or x.dtype != query.dtype:
             expected = f"{tuple(query.shape)} of {query.dtype}, as the query"
             raise InputError(f"{name}: expected {expected}, got {tuple(x.shape)} of {x.dtype}")
-    if form not in MOMENTS:
-        raise InputError(f"form: expected one of {', '.join(FORMS)} or None, got {form!r}")
+    if form is not None and form not in forms:
+        raise InputError(f"form: expected one of {', '.join(forms)} or None, got {form!r}")
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (query.shape[0], query.shape[2])):
         expected = f"({query.shape[0]}, {query.shape[2]}) of torch.bool"
         raise InputError(f"mask: expected {expected}, got {tuple(mask.shape)} of {mask.dtype}")
-    if signs is not None and (form != "cubic" or signs < 1):
-        raise InputError(f"signs: expected at least 1 and the cubic form, got {signs} and {form!r}")

@@ -62,7 +62,7 @@ def test_attention_by_blocks(moments, monkeypatch):
     monkeypatch.setattr(operators, "BLOCK_NUMBERS", 2 * 2 * 64 * 20)
 
     def attend(query, key, value, mask):
-        output, columns, _ = attend_and_sum_columns(query, key, value, mask, moments, "blocked")
+        output, columns, _ = attend_and_sum_columns(query, key, value, mask, mask, moments, "blocked")
         return (output, columns) if moments else (output,)
 
     def example(count):
