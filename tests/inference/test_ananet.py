@@ -42,6 +42,9 @@ def trained(**settings) -> ANANet:
         {"width": 36, "heads": 3},
         {"feedback": True},
         {"feedback": True, "side": ("ratio",), "width": 64},
+        {"seeds": 12},
+        {"seeds": 40, "form": "quadratic", "side": ("ratio", "mutual"), "share_kv": False, "feedback": True},
+        {"seeds": 12, "second_order": False, "side": ("size",)},
     ],
 )
 def test_folded_network_gives_the_same_logits(settings):
@@ -55,9 +58,10 @@ def test_folded_network_gives_the_same_logits(settings):
         torch.testing.assert_close(engine(matches, None), network(matches), atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("seeds", [0, 4])
 @pytest.mark.parametrize("length", [0, 1])
-def test_hardly_any_match(length):
-    engine = engine_for(trained(blocks=1), CPU)
+def test_hardly_any_match(length, seeds):
+    engine = engine_for(trained(blocks=2, seeds=seeds), CPU)
     assert engine(torch.rand(1, length, 4), None).isfinite().all()
 
 
@@ -77,6 +81,7 @@ def test_which_networks_the_kernels_can_run():
     assert FusedANANet.supports(ANANetSettings())
     assert FusedANANet.supports(ANANetSettings(form="cubic", side=("ratio", "mutual", "size", "angle")))
     assert not FusedANANet.supports(ANANetSettings(width=36, heads=3))
+    assert not FusedANANet.supports(ANANetSettings(seeds=256))
 
 
 def test_buckets_are_few_and_close():

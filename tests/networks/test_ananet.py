@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from ananet import InputError
-from ananet.attention import FORMS
+from ananet.attention import FORMS, SEEDED_FORMS
 from ananet.networks import ANANet, ANANetSettings
+from ananet.networks.seeds import first_scores
+from tests.networks import checks
 from tests.networks.networks import network
 
 
@@ -113,6 +117,8 @@ def test_unknown_and_wrong_settings_are_errors():
         ({"second_order": 1}, "second_order: expected true or false, got 1"),
         ({"width": 12.5}, "width: expected a whole number"),
         ({"width": 40_000}, "width: expected a whole number from 1 to 4096, got 40000"),
+        ({"seeds": -1}, "seeds: expected a whole number from 0 to 1048576, got -1"),
+        ({"seeds": 256, "form": "cubic"}, "form: expected one of linear, quadratic with seeds, got 'cubic'"),
     ]:
         with pytest.raises(InputError, match=message):
             ANANetSettings(**wrong)
@@ -195,3 +201,80 @@ def test_training_goes_on_from_other_weights():
 def test_input_of_another_shape_is_named(shape):
     with pytest.raises(InputError, match=r"matches: expected shape \[B x N x 4\], got"):
         ANANet().eval()(torch.zeros(shape))
+
+
+def seeded(**settings) -> ANANet:
+    return network(**{"seeds": 6, "blocks": 3, **settings})
+
+
+@pytest.mark.parametrize("settings", [{}, {"side": ("ratio", "mutual"), "feedback": True}, {"blocks": 1}])
+@pytest.mark.parametrize("check", checks.OF_EVERY_NETWORK)
+def test_seeds_hold_what_every_network_holds(check, settings):
+    # Half precision rounds scores, so it may choose other seeds.
+    few = 64 if check is checks.check_half_precision else 6
+    # Of constant input, batch norms of three blocks make infinite gradients, with and without seeds.
+    blocks = 2 if check is checks.check_degenerate else 3
+    check(checks.made("ananet", seeds=few, width=32, heads=2, **{"blocks": blocks, **settings}))
+
+
+def test_seeds_are_learned_too():
+    checks.check_learns(ANANet(ANANetSettings(seeds=32, blocks=3)))
+    net = seeded(feedback=True).train()
+    found = net.supervision(torch.randn(2, 30, 4))
+    assert len(found.layers) == 2 and len(found.stages) == len(found.weights) == 2
+    sum(logits.sigmoid().mean() for logits in (*found.layers, *found.stages)).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+    assert not network(blocks=3).supervision(torch.randn(2, 30, 4)).layers
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", SEEDED_FORMS)
+def test_no_fewer_seeds_than_matches_is_the_whole_map(form):
+    whole = network(form=form, feedback=True, side=("ratio",)).double()
+    net = network(form=form, feedback=True, side=("ratio",), seeds=20).double()
+    net.start_from(whole)
+    matches = torch.rand(2, 20, 5, dtype=torch.float64)
+    mask = torch.arange(20) < torch.tensor([[20], [9]])
+    torch.testing.assert_close(net(matches, mask), whole(matches, mask), atol=1e-10, rtol=0)
+    net.settings = replace(net.settings, seeds=19)
+    assert not torch.allclose(net(matches), whole(matches), atol=1e-7, rtol=0)
+
+
+def test_every_block_attends_to_the_best_so_far():
+    net, matches = seeded(), torch.rand(1, 40, 4)
+    steps = net._steps(matches)
+    assert torch.equal(steps.seeds[0], first_scores(matches, ()).sort(descending=True, stable=True).indices[:, :6])
+    for seeds, logits in zip(steps.seeds[1:], steps.layers, strict=True):
+        assert torch.equal(seeds[0].sort().values, logits[0].topk(6).indices.sort().values)
+
+
+@torch.no_grad()
+def test_views_of_seeds():
+    net, matches = seeded(), torch.rand(2, 40, 4)
+    for view, seeds in zip(net.block_views(matches), net._steps(matches[:1]).seeds, strict=True):
+        assert view.attention.shape == (4, 40, 40) and view.context.shape == (4, 40)
+        torch.testing.assert_close(view.attention.sum(-1), torch.ones(4, 40))
+        assert view.attention.sum((0, 1)).nonzero()[:, 0].tolist() == seeds[0].sort().values.tolist()
+
+
+def test_training_with_seeds_goes_on_from_the_whole_map_and_back():
+    whole, net = network(blocks=3), seeded()
+    heads = net.seed_heads[0].weight.clone()
+    net.start_from(whole)
+    assert torch.equal(net.blocks[1].key.weight, whole.blocks[1].key.weight)
+    assert torch.equal(net.seed_heads[0].weight, heads)
+    more = ANANet(ANANetSettings(blocks=3, seeds=12))
+    more.start_from(net)
+    assert torch.equal(more.seed_heads[1].weight, net.seed_heads[1].weight)
+    again = ANANet(ANANetSettings(blocks=3))
+    again.start_from(more)
+    assert torch.equal(again.head.weight, whole.head.weight)
+
+
+def test_seeds_export_with_a_dynamic_number_of_matches():
+    net = seeded(seeds=16)
+    n = torch.export.Dim("n", min=2, max=8192)
+    program = torch.export.export(net, (torch.rand(1, 31, 4),), dynamic_shapes=({1: n},)).module()
+    for count in (2, 7, 50):
+        x = torch.rand(1, count, 4)
+        torch.testing.assert_close(program(x), net(x), atol=1e-5, rtol=1e-4)

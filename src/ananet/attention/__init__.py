@@ -5,9 +5,9 @@ the GPU. `second_order_attention` picks one; the argument `backend` or the varia
 `seeded_attention` is the same through a few of the matches.
 """
 
-from ananet.attention.reference import FORMS, Form, SeededForm
+from ananet.attention.reference import FORMS, SEEDED_FORMS, Form
 from ananet.attention.second_order import BACKENDS, Backend, choose_backend, second_order_attention
-from ananet.attention.seeded import SEEDED_FORMS, best_matches, seeded_attention
+from ananet.attention.seeded import best_matches, seeded_attention
 
 __all__ = [
     "BACKENDS",
@@ -15,7 +15,6 @@ __all__ = [
     "SEEDED_FORMS",
     "Backend",
     "Form",
-    "SeededForm",
     "best_matches",
     "choose_backend",
     "second_order_attention",

@@ -16,8 +16,8 @@ Form = Literal["linear", "quadratic", "cubic"]
 """Form of the second-order context: Eq. 5, Eq. 4 or Eq. 1 of the paper."""
 FORMS: tuple[Form, ...] = get_args(Form)
 """All forms."""
-SeededForm = Literal["linear", "quadratic"]
-"""Form of the context of seeded attention; the cubic form compares all matches with all."""
+SEEDED_FORMS: tuple[Form, ...] = ("linear", "quadratic")
+"""Forms of the context of seeded attention; the cubic one compares all matches with all."""
 
 
 def attention_map(
@@ -88,7 +88,7 @@ def second_order_attention(
 
 
 def seeded_attention(
-    query: Tensor, key: Tensor, value: Tensor, seeds: Tensor, form: SeededForm | None, mask: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, seeds: Tensor, form: Form | None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Attention through m of N matches, the seeds, by two thin maps in place of the square one.
 
@@ -109,17 +109,17 @@ def seeded_attention(
     """
     query_s, key_s, value_s = (take_seeds(x, seeds) for x in (query, key, value))
     seed_mask = None if mask is None else mask.gather(1, seeds)
-    output = attention_map(query, key_s, mask, seed_mask) @ value_s
+    T = attention_map(query, key_s, mask, seed_mask)
     if form is None:
-        return output, None
+        return T @ value_s, None
     S = attention_map(query_s, key, seed_mask, mask)
     # In single precision at least: sums times N leave the range of half.
     S = S.to(torch.promote_types(S.dtype, torch.float32))
     N, m = real_count(query, mask), real_count(query_s, seed_mask)
     column_sum = S.sum(-2) * N / m
     if form == "linear":
-        return output, math.sqrt(2) * (column_sum - column_sum.square() / N)
-    return output, math.sqrt(2) * (column_sum - S.square().sum(-2) * N / m)
+        return T @ value_s, math.sqrt(2) * (column_sum - column_sum.square() / N)
+    return T @ value_s, math.sqrt(2) * (column_sum - S.square().sum(-2) * N / m)
 
 
 def take_seeds(x: Tensor, seeds: Tensor) -> Tensor:

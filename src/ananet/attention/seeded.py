@@ -3,13 +3,11 @@
 `reference` has the two equations; the blocked path never holds more than blocks of the two thin maps.
 """
 
-from typing import get_args
-
 import torch
 from torch import Tensor
 
 from ananet.attention import reference
-from ananet.attention.reference import SeededForm, real_count, take_seeds
+from ananet.attention.reference import SEEDED_FORMS, Form, real_count, take_seeds
 from ananet.attention.second_order import (
     MOMENTS,
     Backend,
@@ -21,16 +19,13 @@ from ananet.attention.second_order import (
 )
 from ananet.errors import InputError
 
-SEEDED_FORMS: tuple[SeededForm, ...] = get_args(SeededForm)
-"""All forms of the context of seeded attention."""
-
 
 def seeded_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     seeds: Tensor,
-    form: SeededForm | None,
+    form: Form | None,
     mask: Tensor | None = None,
     *,
     backend: Backend | None = None,

@@ -7,18 +7,28 @@ is the key projection, LayerNorm after the context encoder and after the merge, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ananet._util.checks import check_whole_number
 from ananet._util.defaults import INLIER_DISTANCE
-from ananet.attention import Form, second_order_attention
+from ananet.attention import SEEDED_FORMS, Form, best_matches, reference, second_order_attention, seeded_attention
 from ananet.attention.reference import CONTEXT, attention_map
 from ananet.errors import InputError
-from ananet.networks.base import BlockView, Network, NetworkSettings, rescale_linear, zero_at_padding
+from ananet.networks.base import (
+    BlockView,
+    Network,
+    NetworkSettings,
+    Supervision,
+    inlier_weights,
+    rescale_linear,
+    zero_at_padding,
+)
 from ananet.networks.consensus import distance_to_consensus
 from ananet.networks.layers import PointwiseMLP
+from ananet.networks.seeds import first_scores
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,8 @@ class ANANetSettings(NetworkSettings):
     feedback: bool = False
     """Whether the last block is shown how far every match lies from the geometry that the blocks before it agree on.
     Not in the paper."""
+    seeds: int = 0
+    """How many matches each block attends to, those that look best so far; 0 for all of them, as in the paper."""
 
     def check(self) -> None:
         # The bounds keep a broken weight file from taking all memory.
@@ -50,6 +62,9 @@ class ANANetSettings(NetworkSettings):
             check_whole_number(name, getattr(self, name), 1, most)
         if self.width % self.heads:
             raise InputError(f"width: expected a multiple of heads ({self.heads}), got {self.width}")
+        check_whole_number("seeds", self.seeds, 0, 2**20)
+        if self.seeds and self.form not in SEEDED_FORMS:
+            raise InputError(f"form: expected one of {', '.join(SEEDED_FORMS)} with seeds, got {self.form!r}")
 
 
 class SecondOrderEncoder(nn.Module):
@@ -91,22 +106,32 @@ class ANABlock(nn.Module):
         """[B x N x C] to [B x H x N x C/H]."""
         return x.unflatten(-1, (self.settings.heads, -1)).transpose(1, 2)
 
-    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, mask: Tensor | None = None, seeds: Tensor | None = None) -> Tensor:
         query, key = self.heads(self.query(features)), self.heads(self.key(features))
         value = key if self.value is None else self.heads(self.value(features))
         form = None if self.second_order is None else self.settings.form
-        attended, context = second_order_attention(query, key, value, form, mask)
+        if seeds is None:
+            attended, context = second_order_attention(query, key, value, form, mask)
+        else:
+            attended, context = seeded_attention(query, key, value, seeds, form, mask)
         if self.second_order is not None and context is not None:
             features = features + self.second_order(context, mask)
         consistent = self.output(attended.transpose(1, 2).flatten(2))
         return self.norm(self.merge(torch.cat([features, consistent], dim=-1), mask))
 
-    def view(self, features: Tensor) -> BlockView:
+    def view(self, features: Tensor, seeds: Tensor | None = None) -> BlockView:
         """The block's attention map, built again from features [1 x N x C] by the plain reference."""
-        attention = attention_map(self.heads(self.query(features)), self.heads(self.key(features)))
-        if self.second_order is None:
+        query, key = self.heads(self.query(features)), self.heads(self.key(features))
+        form = None if self.second_order is None else self.settings.form
+        if seeds is None:
+            attention = attention_map(query, key)
+            context = None if form is None else CONTEXT[form](attention, attention.shape[-1])
+        else:
+            attention = query.new_zeros(*query.shape[:3], query.shape[2])
+            attention[..., seeds[0]] = attention_map(query, reference.take_seeds(key, seeds))
+            _, context = reference.seeded_attention(query, key, key, seeds, form)
+        if self.second_order is None or context is None:
             return BlockView(attention[0])
-        context = CONTEXT[self.settings.form](attention, attention.shape[-1])
         return BlockView(attention[0], context[0], self.second_order.normalize(context)[0].mT)
 
 
@@ -135,6 +160,19 @@ def distance_channels(distance: Tensor) -> Tensor:
     return torch.stack([logarithm, torch.exp(-distance / INLIER_DISTANCE)], dim=-1)
 
 
+class Steps(NamedTuple):
+    """What one pass through the network leaves behind."""
+
+    features: list[Tensor]
+    """[B x N x C] input of every block, and the output of the last."""
+    seeds: list[Tensor | None]
+    """[B x m] matches that every block attends to; None for all."""
+    stages: list[Tensor]
+    """[B x N] logits of the feedback, if there is any, and the final ones."""
+    layers: list[Tensor]
+    """[B x N] logits that chose the seeds of every block but the first."""
+
+
 class ANANet(Network):
     """ANA-Net: scores every match by first-order attention and second-order context."""
 
@@ -154,6 +192,9 @@ class ANANet(Network):
         self.blocks = nn.ModuleList(ANABlock(self.settings) for _ in range(self.settings.blocks))
         self.feedback = GeometricFeedback(width) if self.settings.feedback else None
         self.head = nn.Linear(width, 1)
+        # What the first block attends to is known before anything is learned.
+        scorers = self.settings.blocks - 1 if self.settings.seeds else 0
+        self.seed_heads = nn.ModuleList(nn.Linear(width, 1) for _ in range(scorers))
 
     def encode(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
         """[B x N x channels] to the features that enter the first block, [B x N x width]."""
@@ -172,38 +213,60 @@ class ANANet(Network):
         return self.stages(matches, mask)[-1]
 
     def stages(self, matches: Tensor, mask: Tensor | None = None) -> list[Tensor]:
-        features = self.encode(matches, mask)
-        *first_blocks, last_block = self.blocks
-        for block in first_blocks:
-            features = block(features, mask)
-        believed = []
-        if self.feedback is not None:
-            features, logits = self.feedback(features, matches, mask)
-            believed.append(logits)
-        features = last_block(features, mask)
-        return [*believed, zero_at_padding(self.head(features)[..., 0], mask)]
+        return self._steps(matches, mask).stages
+
+    def supervision(self, matches: Tensor, mask: Tensor | None = None) -> Supervision:
+        steps = self._steps(matches, mask)
+        return Supervision(steps.stages, steps.layers, [inlier_weights(logits.float()) for logits in steps.stages])
+
+    def _steps(self, matches: Tensor, mask: Tensor | None = None) -> Steps:
+        features, seeds = self.encode(matches, mask), None
+        steps = Steps([], [], [], [])
+        for number, block in enumerate(self.blocks):
+            if self.feedback is not None and number == len(self.blocks) - 1:
+                features, logits = self.feedback(features, matches, mask)
+                steps.stages.append(logits)
+            if self.settings.seeds:
+                if number == 0:
+                    scores = first_scores(matches, self.settings.side, mask)
+                else:
+                    scores = zero_at_padding(self.seed_heads[number - 1](features)[..., 0], mask)
+                    steps.layers.append(scores)
+                seeds = best_matches(scores, self.settings.seeds, mask)
+            steps.features.append(features)
+            steps.seeds.append(seeds)
+            features = block(features, mask, seeds)
+        steps.features.append(features)
+        steps.stages.append(zero_at_padding(self.head(features)[..., 0], mask))
+        return steps
 
     def block_features(self, matches: Tensor) -> list[Tensor]:
-        found = [self.encode(matches)]
-        for number, block in enumerate(self.blocks, start=1):
-            if self.feedback is not None and number == len(self.blocks):
-                found[-1], _ = self.feedback(found[-1], matches, None)
-            found.append(block(found[-1]))
-        return found
+        return self._steps(matches).features
 
     def block_views(self, matches: Tensor) -> list[BlockView]:
-        entering = self.block_features(matches)[:-1]
-        return [block.view(features[:1]) for block, features in zip(self.blocks, entering, strict=True)]  # type: ignore[operator]
+        steps = self._steps(matches[:1])
+        entering = zip(self.blocks, steps.features[:-1], steps.seeds, strict=True)
+        return [block.view(features, seeds) for block, features, seeds in entering]  # type: ignore[operator]
 
     def rescale_logits(self, scale: float, shift: float) -> None:
         rescale_linear(self.head, scale, shift)
 
     def start_from(self, other: Network) -> None:
-        """Take over the weights of any form; side input or feedback that the other lacks has no effect at first."""
+        """Take over the weights of any form and any number of seeds.
+
+        Side input or feedback that the other lacks has no effect at first; heads that choose seeds begin at random.
+        """
         have = other.settings
         if isinstance(have, ANANetSettings):
             want = self.settings
-            have = replace(have, form=want.form, side=have.side or want.side, feedback=have.feedback or want.feedback)
+            have = replace(
+                have,
+                form=want.form,
+                side=have.side or want.side,
+                feedback=have.feedback or want.feedback,
+                seeds=want.seeds,
+            )
         if have != self.settings:
             super().start_from(other)  # which says what is different
-        self.load_state_dict({**self.state_dict(), **other.state_dict()})
+        own, others = self.state_dict(), other.state_dict()
+        self.load_state_dict({name: others.get(name, value) for name, value in own.items()})

@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ananet.attention import second_order_attention
+from ananet.attention import best_matches, second_order_attention, seeded_attention
 from ananet.inference.engines import Engine, Progress, real_matches
 from ananet.networks.ananet import ANABlock, ANANet, GeometricFeedback, distance_channels
 from ananet.networks.base import zero_at_padding
 from ananet.networks.consensus import distance_to_consensus
 from ananet.networks.layers import PointwiseMLP
+from ananet.networks.seeds import first_scores
 
 
 class Linear(NamedTuple):
@@ -74,13 +75,16 @@ class FoldedBlock:
         self.merge_attended = (weight[:, width:] @ output_weight).float()
         self.norm = layer_norm(block.norm)
 
-    def __call__(self, features: Tensor, mask: Tensor | None) -> Tensor:
+    def __call__(self, features: Tensor, mask: Tensor | None, seeds: Tensor | None = None) -> Tensor:
         heads, width = self.settings.heads, self.settings.width
         projected = self.projections(features).unflatten(-1, (-1, heads, width // heads))
         query, key, *rest = projected.permute(2, 0, 3, 1, 4)
         value = rest[0] if rest else key
         form = None if self.context is None else self.settings.form
-        attended, context = second_order_attention(query, key, value, form, mask)
+        if seeds is None:
+            attended, context = second_order_attention(query, key, value, form, mask)
+        else:
+            attended, context = seeded_attention(query, key, value, seeds, form, mask)
         if self.context is not None and context is not None:
             features = features + self.context(context)
         hidden = self.merge_features(features) + F.linear(attended.transpose(1, 2).flatten(2), self.merge_attended)
@@ -110,6 +114,8 @@ class FoldedANANet(Engine):
         self.blocks = [FoldedBlock(block) for block in network.blocks if isinstance(block, ANABlock)]
         self.feedback = None if network.feedback is None else FoldedFeedback(network.feedback)
         self.head = Linear(network.head.weight.detach(), network.head.bias.detach())
+        heads = (head for head in network.seed_heads if isinstance(head, nn.Linear))
+        self.seed_heads = [Linear(head.weight.detach(), head.bias.detach()) for head in heads]
 
     @torch.inference_mode()
     def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor:
@@ -123,10 +129,20 @@ class FoldedANANet(Engine):
         for done, block in enumerate(self.blocks, start=1):
             if self.feedback is not None and done == len(self.blocks):
                 features = self.feedback(features, matches, mask)
-            features = block(features, mask)
+            features = block(features, mask, self.choose_seeds(done - 1, features, matches, mask))
             if progress is not None:
                 progress(done, len(self.blocks))
         return zero_at_padding(self.head(features)[..., 0], mask)
+
+    def choose_seeds(self, number: int, features: Tensor, matches: Tensor, mask: Tensor | None) -> Tensor | None:
+        """[B x m] matches that block `number` attends to; None for all."""
+        if not self.settings.seeds:
+            return None
+        if number == 0:
+            scores = first_scores(matches, self.settings.side, mask)
+        else:
+            scores = self.seed_heads[number - 1](features)[..., 0]
+        return best_matches(scores, self.settings.seeds, mask)
 
 
 def pointwise(layers: list[Linear], x: Tensor) -> Tensor:

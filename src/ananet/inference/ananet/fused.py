@@ -87,6 +87,8 @@ class FusedANANet(Engine):
             and settings.channels <= 16
             # Feedback comes between two blocks here.
             and not (settings.feedback and settings.blocks < 2)
+            # No kernels for seeds yet.
+            and not settings.seeds
         )
 
     def device_calls(self, decision: float, unseen: float, conflict_odds: float) -> DeviceCalls:
