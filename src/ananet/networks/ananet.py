@@ -244,9 +244,12 @@ class ANANet(Network):
         return self._steps(matches).features
 
     def block_views(self, matches: Tensor) -> list[BlockView]:
-        steps = self._steps(matches[:1])
+        steps = self._steps(matches)
         entering = zip(self.blocks, steps.features[:-1], steps.seeds, strict=True)
-        return [block.view(features, seeds) for block, features, seeds in entering]  # type: ignore[operator]
+        return [
+            block.view(features[:1], None if seeds is None else seeds[:1])  # type: ignore[operator]
+            for block, features, seeds in entering
+        ]
 
     def rescale_logits(self, scale: float, shift: float) -> None:
         rescale_linear(self.head, scale, shift)
