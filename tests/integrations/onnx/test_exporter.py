@@ -140,7 +140,17 @@ def test_metadata_say_how_to_use_the_file(files, pruners):
     assert [dim.dim_param for dim in model.graph.input[0].type.tensor_type.shape.dim][:2] == ["pairs", "count"]
 
 
-@pytest.mark.parametrize("settings", [{"form": "quadratic"}, {"form": "cubic"}, {"second_order": False}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"form": "quadratic"},
+        {"form": "cubic"},
+        {"second_order": False},
+        {"seeds": 64},
+        {"seeds": 64, "form": "quadratic", "feedback": True, "side": SIDE},
+    ],
+    ids=str,
+)
 def test_every_form_of_attention(settings, tmp_path):
     torch.manual_seed(0)
     network = ANANet(ANANetSettings(blocks=2, width=32, share_kv=False, **settings)).eval()

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from ananet.attention import SEEDED_FORMS, best_matches, seeded_attention
 from ananet.attention.custom_op import attend_and_sum_columns
 
 runtime = pytest.importorskip("onnxruntime")
@@ -73,5 +74,25 @@ def test_attention_by_blocks(moments, monkeypatch):
     dynamic = torch.export.Dim.DYNAMIC
     run = translated(attend, *example(50), shapes=(*[{2: dynamic}] * 3, {1: dynamic}))
     for count in (1, 16, 20, 50, 131):
+        for found, expected in zip(run(*example(count)), attend(*example(count)), strict=True):
+            np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", SEEDED_FORMS)
+def test_attention_through_seeds(form, monkeypatch):
+    monkeypatch.setattr(operators, "BLOCK_NUMBERS", 2 * 2 * 64 * 20)
+
+    def attend(query, key, scores, mask):
+        return seeded_attention(query, key, key, best_matches(scores, 24, mask), form, mask)
+
+    def example(count):
+        generator = torch.Generator().manual_seed(count)
+        mask = torch.rand(2, count, generator=generator) < 0.8
+        return *torch.randn(2, 2, 2, count, 8, generator=generator), torch.rand(2, count, generator=generator), mask
+
+    dynamic = torch.export.Dim.DYNAMIC
+    run = translated(attend, *example(50), shapes=({2: dynamic}, {2: dynamic}, {1: dynamic}, {1: dynamic}))
+    for count in (1, 16, 24, 50, 131):
         for found, expected in zip(run(*example(count)), attend(*example(count)), strict=True):
             np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)

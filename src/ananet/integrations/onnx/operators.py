@@ -60,26 +60,30 @@ def attend_and_sum_squares(
     return output, sums, squares
 
 
-def attend_and_sum_columns(query, key, value, mask, moments, backend):
-    """`ananet.attention.custom_op` as a Scan over blocks of rows, without an N x N map in memory.
+def attend_and_sum_columns(query, key, value, query_mask, key_mask, moments, backend):
+    """`ananet.attention.custom_op` as a Scan over blocks of rows, without an M x N map in memory.
 
     Args:
-        query, key, value: [B x H x N x D]; the key is the value where that is None.
-        mask: [B x N] True where a match is real.
+        query: [B x H x M x D].
+        key: [B x H x N x D].
+        value: [B x H x N x V]; the key where it is None.
+        query_mask, key_mask: [B x M] and [B x N], True where a match is real.
         moments: 0, 1 or 2 of sum_k a_ki and sum_k a_ki^2.
     """
     values = key if value is None else value
     heads, width = query.shape[1], query.shape[3]
     shape = op.Shape(query)
     batch, count = op.Slice(shape, [0], [1]), op.Slice(shape, [2], [3])
-    blocks, rows = _blocks(batch, heads, count)
+    columns = op.Slice(op.Shape(key), [2], [3])
+    blocks, rows = _blocks(batch, heads, count, columns)
     more = op.Sub(op.Mul(blocks, rows), count)
-    real = op.Cast(mask, to=onnx_ir.DataType.FLOAT)
+    real, real_key = (op.Cast(mask, to=onnx_ir.DataType.FLOAT) for mask in (query_mask, key_mask))
 
     # One more channel, 1 in queries and very negative in keys of padding, hides padding without a pass over the map.
-    channel = op.Concat(batch, _numbers(heads), count, _numbers(1), axis=0)
-    hidden = op.Expand(op.Unsqueeze(op.Mul(op.Sub(real, 1.0), -HIDDEN), [1, 3]), channel)
+    channel = op.Concat(batch, _numbers(heads), columns, _numbers(1), axis=0)
+    hidden = op.Expand(op.Unsqueeze(op.Mul(op.Sub(real_key, 1.0), -HIDDEN), [1, 3]), channel)
     keys = op.Transpose(op.Concat(key, hidden, axis=-1), perm=[0, 1, 3, 2])
+    channel = op.Concat(batch, _numbers(heads), count, _numbers(1), axis=0)
     ones = op.Expand(op.Constant(value_floats=[1.0]), channel)
     queries = op.Concat(op.Mul(query, 1 / math.sqrt(width)), ones, axis=-1)
     queries = op.Pad(queries, op.Concat(_numbers(0, 0, 0, 0, 0, 0), more, _numbers(0), axis=0))
@@ -89,7 +93,7 @@ def attend_and_sum_columns(query, key, value, mask, moments, backend):
     weights = op.Pad(real, op.Concat(_numbers(0, 0, 0), more, axis=0))
     weights = op.Reshape(weights, op.Concat(batch, _numbers(1, 1), blocks, rows, axis=0))
     weights = op.Transpose(weights, perm=[3, 0, 1, 2, 4])
-    nothing = op.Expand(op.Constant(value_floats=[0.0]), op.Concat(batch, _numbers(heads, 1), count, axis=0))
+    nothing = op.Expand(op.Constant(value_floats=[0.0]), op.Concat(batch, _numbers(heads, 1), columns, axis=0))
 
     sums = []
     if moments == 0:
@@ -98,18 +102,18 @@ def attend_and_sum_columns(query, key, value, mask, moments, backend):
         scan = attend_and_sum if moments == 1 else attend_and_sum_squares
         output, *sums = scan(queries, weights, keys, values, nothing)
     output = op.Transpose(output, perm=[1, 2, 0, 3, 4])
-    output = op.Reshape(output, op.Concat(batch, _numbers(heads, -1, width), axis=0))
+    output = op.Reshape(output, op.Concat(batch, _numbers(heads), op.Mul(blocks, rows), _numbers(values.shape[3]), axis=0))
     output = op.Mul(op.Slice(output, [0], count, [2]), op.Unsqueeze(real, [1, 3]))
     none = op.Constant(value_floats=[0.0])
-    columns = op.Concat(*(op.Transpose(each, perm=[2, 0, 1, 3]) for each in sums), axis=0) if sums else none
-    return output, columns, none
+    sums = op.Concat(*(op.Transpose(each, perm=[2, 0, 1, 3]) for each in sums), axis=0) if sums else none
+    return output, sums, none
 
 
-def _blocks(batch, heads, count):
+def _blocks(batch, heads, count, columns):
     """Return number and rows of blocks: about equal ones, as few as memory allows."""
     one = _numbers(1)
     length = op.Max(count, one)
-    of_a_row = op.Mul(op.Mul(op.Max(batch, one), length), _numbers(heads))
+    of_a_row = op.Mul(op.Mul(op.Max(batch, one), op.Max(columns, one)), _numbers(heads))
     most = op.Max(op.Div(_numbers(BLOCK_NUMBERS), of_a_row), _numbers(MIN_ROWS))
     blocks = op.Div(op.Sub(op.Add(length, most), one), most)
     return blocks, op.Div(op.Sub(op.Add(length, blocks), one), blocks)
