@@ -102,7 +102,8 @@ def attend_and_sum_columns(query, key, value, query_mask, key_mask, moments, bac
         scan = attend_and_sum if moments == 1 else attend_and_sum_squares
         output, *sums = scan(queries, weights, keys, values, nothing)
     output = op.Transpose(output, perm=[1, 2, 0, 3, 4])
-    output = op.Reshape(output, op.Concat(batch, _numbers(heads), op.Mul(blocks, rows), _numbers(values.shape[3]), axis=0))
+    shape = op.Concat(batch, _numbers(heads), op.Mul(blocks, rows), _numbers(values.shape[3]), axis=0)
+    output = op.Reshape(output, shape)
     output = op.Mul(op.Slice(output, [0], count, [2]), op.Unsqueeze(real, [1, 3]))
     none = op.Constant(value_floats=[0.0])
     sums = op.Concat(*(op.Transpose(each, perm=[2, 0, 1, 3]) for each in sums), axis=0) if sums else none
