@@ -187,3 +187,17 @@ def test_wrong_arguments_are_named():
     ]:
         with pytest.raises(InputError, match=message):
             seeded_attention(*arguments)
+
+
+def test_compiles_in_one_piece():
+    torch._dynamo.reset()
+    query, key = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(2))
+    scores = torch.rand(1, 20)
+
+    def loss(query, key):
+        output, context = seeded_attention(query, key, key, best_matches(scores, 8), "linear")
+        return output.square().sum() + context.square().sum()
+
+    expected = torch.autograd.grad(loss(query, key), (query, key))
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(torch.autograd.grad(compiled(query, key), (query, key)), expected)

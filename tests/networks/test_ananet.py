@@ -214,7 +214,10 @@ def test_seeds_hold_what_every_network_holds(check, settings):
     few = 64 if check is checks.check_half_precision else 6
     # Of constant input, batch norms of three blocks make infinite gradients, with and without seeds.
     blocks = 2 if check is checks.check_degenerate else 3
-    check(checks.made("ananet", seeds=few, width=32, heads=2, **{"blocks": blocks, **settings}))
+    net = checks.made("ananet", seeds=few, width=32, heads=2, **{"blocks": blocks, **settings})
+    for head in net.seed_heads:
+        torch.nn.init.normal_(head.weight)
+    check(net)
 
 
 def test_seeds_are_learned_too():
@@ -242,10 +245,16 @@ def test_no_fewer_seeds_than_matches_is_the_whole_map(form):
 
 def test_every_block_attends_to_the_best_so_far():
     net, matches = seeded(), torch.rand(1, 40, 4)
+    first = first_scores(matches, ())
     steps = net._steps(matches)
-    assert torch.equal(steps.seeds[0], first_scores(matches, ()).sort(descending=True, stable=True).indices[:, :6])
-    for seeds, logits in zip(steps.seeds[1:], steps.layers, strict=True):
-        assert torch.equal(seeds[0].sort().values, logits[0].topk(6).indices.sort().values)
+    assert torch.equal(steps.seeds[0], first.topk(6).indices)
+    for head, features, seeds, logits in zip(
+        net.seed_heads, steps.features[1:-1], steps.seeds[1:], steps.layers, strict=True
+    ):
+        torch.testing.assert_close(logits, first + head(features)[..., 0])
+        assert torch.equal(seeds, logits.topk(6).indices)
+    untrained = ANANet(ANANetSettings(seeds=6, blocks=3))._steps(matches)
+    assert all(torch.equal(seeds, steps.seeds[0]) for seeds in untrained.seeds)
 
 
 @torch.no_grad()
@@ -262,7 +271,7 @@ def test_training_with_seeds_goes_on_from_the_whole_map_and_back():
     heads = net.seed_heads[0].weight.clone()
     net.start_from(whole)
     assert torch.equal(net.blocks[1].key.weight, whole.blocks[1].key.weight)
-    assert torch.equal(net.seed_heads[0].weight, heads)
+    assert torch.equal(net.seed_heads[0].weight, heads) and heads.any()
     more = ANANet(ANANetSettings(blocks=3, seeds=12))
     more.start_from(net)
     assert torch.equal(more.seed_heads[1].weight, net.seed_heads[1].weight)

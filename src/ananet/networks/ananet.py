@@ -160,6 +160,16 @@ def distance_channels(distance: Tensor) -> Tensor:
     return torch.stack([logarithm, torch.exp(-distance / INLIER_DISTANCE)], dim=-1)
 
 
+class SeedHead(nn.Linear):
+    """Says which matches look right after some blocks, by what is added to their first scores."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 1)
+        # All blocks attend to the same matches at first, so that a network without seeds can be trained on with them.
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+
 class Steps(NamedTuple):
     """What one pass through the network leaves behind."""
 
@@ -192,9 +202,7 @@ class ANANet(Network):
         self.blocks = nn.ModuleList(ANABlock(self.settings) for _ in range(self.settings.blocks))
         self.feedback = GeometricFeedback(width) if self.settings.feedback else None
         self.head = nn.Linear(width, 1)
-        # What the first block attends to is known before anything is learned.
-        scorers = self.settings.blocks - 1 if self.settings.seeds else 0
-        self.seed_heads = nn.ModuleList(nn.Linear(width, 1) for _ in range(scorers))
+        self.seed_heads = nn.ModuleList(SeedHead(width) for _ in self.blocks[1:] if self.settings.seeds)
 
     def encode(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
         """[B x N x channels] to the features that enter the first block, [B x N x width]."""
@@ -221,18 +229,18 @@ class ANANet(Network):
 
     def _steps(self, matches: Tensor, mask: Tensor | None = None) -> Steps:
         features, seeds = self.encode(matches, mask), None
+        scores = first_scores(matches, self.settings.side, mask) if self.settings.seeds else None
         steps = Steps([], [], [], [])
         for number, block in enumerate(self.blocks):
             if self.feedback is not None and number == len(self.blocks) - 1:
                 features, logits = self.feedback(features, matches, mask)
                 steps.stages.append(logits)
-            if self.settings.seeds:
-                if number == 0:
-                    scores = first_scores(matches, self.settings.side, mask)
-                else:
-                    scores = zero_at_padding(self.seed_heads[number - 1](features)[..., 0], mask)
-                    steps.layers.append(scores)
-                seeds = best_matches(scores, self.settings.seeds, mask)
+            if scores is not None:
+                logits = scores
+                if number > 0:
+                    logits = zero_at_padding(scores + self.seed_heads[number - 1](features)[..., 0], mask)
+                    steps.layers.append(logits)
+                seeds = best_matches(logits, self.settings.seeds, mask)
             steps.features.append(features)
             steps.seeds.append(seeds)
             features = block(features, mask, seeds)
@@ -257,7 +265,7 @@ class ANANet(Network):
     def start_from(self, other: Network) -> None:
         """Take over the weights of any form and any number of seeds.
 
-        Side input or feedback that the other lacks has no effect at first; heads that choose seeds begin at random.
+        Side input, feedback or seed heads that the other lacks have no effect at first.
         """
         have = other.settings
         if isinstance(have, ANANetSettings):

@@ -16,7 +16,7 @@ from ananet.networks.input import MAX_COORDINATE, SIDE_INPUT
 # Levels of the curve; with four bits each they fill the 52 of double precision. The finest cells are half a pixel.
 LEVELS = 13
 # Neighbours before and after a match on the curve.
-NEIGHBOURS = 8
+NEIGHBOURS = 4
 # Squared distance at which a neighbour counts one half: some twenty pixels of a photo.
 CLOSE = 1e-3
 

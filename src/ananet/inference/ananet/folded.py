@@ -126,23 +126,18 @@ class FoldedANANet(Engine):
         features = pointwise(self.encoder, matches[..., :4])
         if self.side_encoder is not None:
             features = features + pointwise(self.side_encoder, matches[..., 4:])
+        scores = first_scores(matches, self.settings.side, mask) if self.settings.seeds else None
         for done, block in enumerate(self.blocks, start=1):
             if self.feedback is not None and done == len(self.blocks):
                 features = self.feedback(features, matches, mask)
-            features = block(features, mask, self.choose_seeds(done - 1, features, matches, mask))
+            seeds = None
+            if scores is not None:
+                logits = scores if done == 1 else scores + self.seed_heads[done - 2](features)[..., 0]
+                seeds = best_matches(logits, self.settings.seeds, mask)
+            features = block(features, mask, seeds)
             if progress is not None:
                 progress(done, len(self.blocks))
         return zero_at_padding(self.head(features)[..., 0], mask)
-
-    def choose_seeds(self, number: int, features: Tensor, matches: Tensor, mask: Tensor | None) -> Tensor | None:
-        """[B x m] matches that block `number` attends to; None for all."""
-        if not self.settings.seeds:
-            return None
-        if number == 0:
-            scores = first_scores(matches, self.settings.side, mask)
-        else:
-            scores = self.seed_heads[number - 1](features)[..., 0]
-        return best_matches(scores, self.settings.seeds, mask)
 
 
 def pointwise(layers: list[Linear], x: Tensor) -> Tensor:
