@@ -209,9 +209,7 @@ class PairBatches(Dataset[Batch]):
     def _share_of_right(self, rule: LabelRule) -> tuple[float, float]:
         """Share of right ones among the known matches near the line, of those not mutual and of mutual ones."""
         with_depth = self.order[~self.table.pair_share[self.order].isnan()]
-        if not len(with_depth):
-            raise InputError("labels: expected pairs with known depth for 'depth', got none; build them again")
-        counted = with_depth[:: -(-len(with_depth) // PAIRS_TO_COUNT)]
+        counted = with_depth[:: max(1, -(-len(with_depth) // PAIRS_TO_COUNT))]
         right, known = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
         for some in counted.split(PAIRS_AT_ONCE):
             p = self._gather(some)
@@ -220,6 +218,9 @@ class PairBatches(Dataset[Batch]):
                 of_kind = near & (p.mutual == mutual)
                 known[int(mutual)] += of_kind.sum().cpu()
                 right[int(mutual)] += (of_kind & p.right).sum().cpu()
+        if not known.any():
+            how = "build them again, from scenes of at least 4 photos"
+            raise InputError(f"labels: expected pairs with known depth for 'depth', got none; {how}")
         # One right and one wrong match more, so that no share is undefined.
         of_others, of_mutual = ((right + 1) / (known + 2)).tolist()
         return of_others, of_mutual
