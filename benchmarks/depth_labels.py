@@ -26,8 +26,9 @@ from tqdm import tqdm
 from ananet._util.tables import format_table
 from ananet.core import geometry
 from ananet.core.cameras import mean_focal
-from ananet.datasets.build import BuildSettings, ScenePairs, _photos, _read
-from ananet.datasets.depth import View, in_pool
+from ananet.datasets.build import BuildSettings, ScenePairs, read_photo, scene_photos
+from ananet.datasets.depth import View
+from ananet.datasets.scene_depth import in_pool
 from ananet.datasets.sources import open_posed_photos
 from ananet.features import nearest_neighbours
 
@@ -46,14 +47,14 @@ def main() -> None:
     cv2.setNumThreads(1)
     torch.set_num_threads(1)
     rows, settings = [], BuildSettings()
-    read = partial(_read, detector=settings.load_detector(), scale=1.0)
+    read = partial(read_photo, detector=settings.load_detector(), scale=1.0)
     for scene in open_posed_photos(arguments.source).scenes():
         if arguments.scenes and scene.name not in arguments.scenes:
             continue
         bar = tqdm(desc=scene.name, leave=False, disable=not sys.stderr.isatty())
         with ThreadPoolExecutor() as pool:
             run = in_pool(pool, bar)
-            photos = [one for one in run("photos", read, _photos(scene).values()) if not isinstance(one, str)]
+            photos = [one for one in run("photos", read, scene_photos(scene).values()) if not isinstance(one, str)]
             rows.append({"scene": scene.name, **check(ScenePairs(photos, settings, run))})
         bar.close()
     print(format_table(rows))
@@ -68,11 +69,11 @@ def check(scene: ScenePairs) -> dict[str, float | int]:
     )
     right = precise = near = known = wrong = closed = closed_known = closed_wrong = used = 0
     for a, b in pairs:
-        shares, angle = scene._common_view(a, b)
+        shares, angle = scene.common_view(a, b)
         if min(shares) < MIN_SHARE or angle < scene.settings.min_parallax:
             continue
         used += 1
-        pair = scene._match(a, b, min(shares))
+        pair = scene.match(a, b, min(shares))
         if pair is None:
             continue
         off = line_distance(views[a], views[b], np.arange(len(pair.right)), pair.neighbours.index)

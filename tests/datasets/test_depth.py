@@ -12,14 +12,13 @@ from ananet.datasets.depth import (
     agreeing,
     common_view,
     images_of,
-    in_pool,
     join_tracks,
     label_matches,
-    scene_depths,
     tracks_of,
     triangulate,
     with_surroundings,
 )
+from ananet.datasets.scene_depth import scene_depths
 
 K = np.array([[800.0, 0, 500], [0, 800, 500], [0, 0, 1]])
 
@@ -217,12 +216,3 @@ def test_photos_without_keypoints_or_matches():
     assert join_tracks(5, {}).without().inverse.shape == (5,)
     none = label_matches(empty, some, np.zeros((0, 2), np.int64), depths[0].without(), depths[1].without())
     assert [len(each) for each in none] == [0, 0]
-
-
-def test_steps_run_in_a_pool_and_show_progress():
-    from concurrent.futures import ThreadPoolExecutor
-
-    from tqdm import tqdm
-
-    with ThreadPoolExecutor(2) as pool, tqdm(disable=True) as bar:
-        assert in_pool(pool, bar)("squares", lambda n: n * n, range(5)) == [0, 1, 4, 9, 16]

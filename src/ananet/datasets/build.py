@@ -36,19 +36,19 @@ from ananet.datasets.depth import (
     KeypointDepths,
     View,
     common_view,
-    in_pool,
     label_matches,
-    scene_depths,
     tracks_of,
 )
 from ananet.datasets.formats.colmap import with_listed_pairs
 from ananet.datasets.formats.shards import KEYPOINT_LIMIT, nbytes, read_index, read_table, write_index, write_table
 from ananet.datasets.photos import PhotoFeatures, load_photo_detector, photo_features, read_posed_image
+from ananet.datasets.scene_depth import in_pool, scene_depths
 from ananet.datasets.sources import open_posed_photos
 from ananet.errors import InputError
 from ananet.estimators import estimate_fundamental
 from ananet.features import Detector, NearestNeighbours, nearest_neighbours
 from ananet.io.files import only_process, read_json, remove_temporaries, write_json
+from ananet.io.images import to_grey
 
 STAGING = ".scenes"
 # Points of a photo that are looked for in others, about, and points needed to say that two have nothing in common.
@@ -207,7 +207,7 @@ def _listed(scenes: list[PosedScene], lists: str | None) -> list[PosedScene]:
 def _build_scene(
     name: str, scene: PosedScene, staging: Path, number: int, settings: BuildSettings, workers: int, progress: bool
 ) -> None:
-    photos = _photos(scene)
+    photos = scene_photos(scene)
     folder = Path(os.path.commonpath([image.path.resolve().parent for image, _ in photos.values()]))
     tables, names, pairs = list[PairTable](), list[str](), list[MatchedPair]()
     unreadable: dict[str, str] = {}
@@ -220,7 +220,7 @@ def _build_scene(
         with ThreadPoolExecutor(workers) as pool:
             run = in_pool(pool, bar)
             for scale in settings.scales:
-                read = partial(_read, detector=settings.load_detector(), scale=scale)
+                read = partial(read_photo, detector=settings.load_detector(), scale=scale)
                 found = dict(zip(photos, run("photos", read, photos.values()), strict=True))
                 readable = {key: one for key, one in found.items() if not isinstance(one, str)}
                 unreadable |= {photos[key][0].path.name: one for key, one in found.items() if isinstance(one, str)}
@@ -245,14 +245,9 @@ def _build_scene(
 def _facts(pairs: list[MatchedPair], table: PairTable, settings: BuildSettings) -> dict[str, Any]:
     """Counts of a scene: pairs, matches, those near the line, and how many of these are known, and accidental."""
     usual = [pair for pair in pairs if pair.share]
-    near, known, wrong = (
-        sum(int(mask(pair).sum()) for pair in usual)
-        for mask in (
-            lambda pair: pair.near_line,
-            lambda pair: pair.near_line & pair.known,
-            lambda pair: pair.near_line & pair.known & ~pair.right,
-        )
-    )
+    near = sum(int(pair.near_line.sum()) for pair in usual)
+    known = sum(int((pair.near_line & pair.known).sum()) for pair in usual)
+    accidental = sum(int((pair.near_line & pair.known & ~pair.right).sum()) for pair in usual)
     shares = np.array([pair.share for pair in usual])
     bounds = [*(start for start, _ in settings.shares), np.inf]
     return {
@@ -262,7 +257,7 @@ def _facts(pairs: list[MatchedPair], table: PairTable, settings: BuildSettings) 
         "matches": int(table.pair_start[-1]),
         "near_line": near,
         "known": known,
-        "accidental": wrong,
+        "accidental": accidental,
         "mean_inlier_ratio": round(float(np.mean([pair.near_line.mean() for pair in usual])), 4) if usual else None,
     }
 
@@ -271,7 +266,7 @@ Photo = tuple[PosedImage, int]
 """A photo and its quarter turns."""
 
 
-def _photos(scene: PosedScene) -> dict[Any, Photo]:
+def scene_photos(scene: PosedScene) -> dict[Any, Photo]:
     """Photos of the scene, each once, by a key: a photo may be listed with several poses, or cameras."""
     listed = [photo for pair in scene.pairs or () for photo in _photos_of(pair)]
     turned = {image.path for image, turns in listed if turns}
@@ -296,16 +291,15 @@ def _numbered(pairs: list[PosedPair], keys: list[Any]) -> list[tuple[int, int]]:
     return [(a, b) for a, b in found if a is not None and b is not None]
 
 
-def _read(photo: Photo, detector: Detector, scale: float) -> tuple[PhotoFeatures, View] | str:
+def read_photo(photo: Photo, detector: Detector, scale: float) -> tuple[PhotoFeatures, View] | str:
     """Features and view of a photo, or why it could not be read."""
     image, turns = photo
     try:
-        found = photo_features(image, detector, turns=turns, scale=scale, original_pixels=True)
-        picture = None
-        if image.distortion is None:
-            picture = np.ascontiguousarray(np.rot90(to_grey(read_posed_image(image)), turns))
+        pixels = read_posed_image(image)
+        found = photo_features(image, detector, turns=turns, scale=scale, original_pixels=True, pixels=pixels)
     except (InputError, OSError, cv2.error) as error:
         return str(error)
+    picture = None if image.distortion else np.ascontiguousarray(np.rot90(to_grey(pixels), turns))
     features, axes = found.features, rotate_axes(turns)
     pose = axes @ image.R, axes @ image.t
     return found, View(features.points, features.descriptors, found.K, *pose, features.image_size, picture)
@@ -330,25 +324,25 @@ class ScenePairs:
         """Match the pairs of a list."""
 
         def match(pair: tuple[int, int]) -> MatchedPair | None:
-            shares, _ = self._common_view(*pair)
+            shares, _ = self.common_view(*pair)
             # A share of 0 would call all matches wrong. Few points may be known here, too few to prove that.
-            return self._match(*pair, max(min(shares), 1e-3))
+            return self.match(*pair, max(min(shares), 1e-3))
 
         return [pair for pair in self.run("pairs", match, pairs) if pair is not None]
 
     def chosen(self) -> list[MatchedPair]:
         """Choose pairs by their common view, and some with nothing in common, and match them in both directions."""
         rng = np.random.default_rng(self.settings.seed)
-        views = {pair: self._common_view(*pair) for pair in itertools.combinations(range(len(self.views)), 2)}
+        views = {pair: self.common_view(*pair) for pair in itertools.combinations(range(len(self.views)), 2)}
         parallax = self.settings.min_parallax
         usable = {pair: min(shares) for pair, (shares, angle) in views.items() if angle >= parallax}
         usual = spread_over_shares(usable, self.settings.shares, max(1, self.settings.pairs_per_scene // 2), rng)
         wanted = round(self.settings.empty_pairs * len(usual))
         empty = self._empty_pairs([pair for pair, (shares, _) in views.items() if not any(shares)], wanted, rng)
         both_ways = [(a, b, min(views[pair][0])) for pair in (*usual, *empty) for a, b in (pair, pair[::-1])]
-        return [pair for pair in self.run("pairs", lambda each: self._match(*each), both_ways) if pair is not None]
+        return [pair for pair in self.run("pairs", lambda each: self.match(*each), both_ways) if pair is not None]
 
-    def _common_view(self, a: int, b: int, *limits: float) -> tuple[tuple[float, float], float]:
+    def common_view(self, a: int, b: int, *limits: float) -> tuple[tuple[float, float], float]:
         """Share of each of two photos that the other sees too, and the angle between rays.
 
         A wide photo and a close-up of a part of it have different shares; the smaller one is that of the pair.
@@ -364,7 +358,7 @@ class ScenePairs:
         enough = [np.isfinite(depths.inverse).sum() >= MIN_POINTS_IN_VIEW for depths in self.sampled]
         shuffled = (candidates[n] for n in rng.permutation(len(candidates)))
         known = ((a, b) for a, b in shuffled if enough[a] and enough[b])
-        empty = (pair for pair in known if not any(self._common_view(*pair, EMPTY_ANGLE, EMPTY_ZOOM)[0]))
+        empty = (pair for pair in known if not any(self.common_view(*pair, EMPTY_ANGLE, EMPTY_ZOOM)[0]))
         far = list(itertools.islice(empty, EMPTY_CANDIDATES * wanted))
         alike = dict(zip(far, self.run("look-alikes", self._agreeing_without_depth, far), strict=True))
         # Those with matches that fit the poses do have something in common.
@@ -376,9 +370,9 @@ class ScenePairs:
     def _agreeing_without_depth(self, pair: tuple[int, int]) -> int | None:
         """How many distinctive matches agree on some geometry; None if too many fit the true one."""
         first, second = (self.views[n] for n in pair)
-        if len(tracks_of(first, second)[0][0]) > MAX_CONSISTENT:
-            return None
         found = nearest_neighbours(first.descriptors, second.descriptors)
+        if len(tracks_of(first, second, found)[0][0]) > MAX_CONSISTENT:
+            return None
         good = np.flatnonzero(found.mutual & (found.ratio < DISTINCTIVE_RATIO))
         points0, points1 = first.points[good], second.points[found.index[good]]
         F = estimate_fundamental(Correspondences(points0, points1), "magsac", threshold=LOOKALIKE_PIXELS)
@@ -388,7 +382,7 @@ class ScenePairs:
         distance = geometry.epipolar_distance(*as_tensors, torch.as_tensor(F))
         return int((distance < LOOKALIKE_PIXELS).sum())
 
-    def _match(self, a: int, b: int, share: float) -> MatchedPair | None:
+    def match(self, a: int, b: int, share: float) -> MatchedPair | None:
         """Match two photos and label the matches; None without a baseline or keypoints."""
         first, second = self.views[a], self.views[b]
         R, t = first.pose_of(second)
@@ -407,10 +401,6 @@ class ScenePairs:
         else:
             known, right = np.ones(len(index), bool), np.zeros(len(index), bool)
         return MatchedPair((a, b), found, R, t, near_line, known, right, share)
-
-
-def to_grey(picture: np.ndarray) -> np.ndarray:
-    return cv2.cvtColor(picture, cv2.COLOR_BGR2GRAY) if picture.ndim == 3 else picture
 
 
 def _sampled(depths: Depths) -> Depths:

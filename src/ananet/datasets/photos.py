@@ -51,6 +51,7 @@ def photo_features(
     scale: float = 1.0,
     longest_side: int | None = None,
     original_pixels: bool = False,
+    pixels: np.ndarray | None = None,
 ) -> PhotoFeatures:
     """Return the features of a photo that is turned, scaled and undistorted.
 
@@ -59,12 +60,13 @@ def photo_features(
         scale: of the photo for detection.
         longest_side: if given, the scale that makes this the longest side.
         original_pixels: return points and K in pixels of the unscaled photo.
+        pixels: what `read_posed_image` gives, if the photo is read already.
     """
     if turns and image.distortion is not None:
         raise InputError(f"pair: expected an undistorted photo where it is to be turned, got {image.distortion}")
     if turns and detector.needs_path:
         raise InputError(f"{image.path}: expected an upright photo for stored features, the pair needs it turned")
-    pixels = read_posed_image(image)
+    pixels = read_posed_image(image) if pixels is None else pixels
     size = (pixels.shape[1], pixels.shape[0])
     K = rotate_camera(image.K, size, turns)
     pixels = np.ascontiguousarray(np.rot90(pixels, turns))

@@ -13,6 +13,7 @@ import numpy as np
 from ananet._util.checks import check_positive, check_whole_number
 from ananet._util.defaults import LONGEST_SIDE
 from ananet.features.base import Features, ImageDetector, keypoints_for_size
+from ananet.io.images import to_grey
 
 # SIFT needs about 180 bytes per pixel. Images above this size are processed one at a time, to save memory.
 LARGE_IMAGE = 4_000_000
@@ -34,7 +35,7 @@ class OpenCVDetector(ImageDetector):
         return descriptors
 
     def extract(self, image: np.ndarray) -> Features:
-        grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if image.ndim == 3 else image
+        grey = to_grey(image)
         size = (grey.shape[1], grey.shape[0])
         most = keypoints_for_size(size) if self.max_keypoints is None else self.max_keypoints
         extractor = self.create(most)

@@ -263,6 +263,11 @@ def reduce(pixels: np.ndarray, longest_side: int | None) -> np.ndarray:
     return resize(pixels, scale)[0] if scale < 1 else pixels
 
 
+def to_grey(image: np.ndarray) -> np.ndarray:
+    """[H x W] of a grey or BGR image."""
+    return cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if image.ndim == 3 else image
+
+
 def resize(pixels: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """The photo at another size, and the [3 x 3] matrix from its old pixels to its new ones."""
     # Here, since it brings torch: a file that is no photo should be found before that.

@@ -22,6 +22,7 @@ from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.estimators.base import checked_matches
 from ananet.features.base import check_image
+from ananet.io.images import to_grey
 
 # Samples along a side of a patch, one per pixel, since fewer lose precision and 25 gain little; and half its side in
 # pixels, in the photo where it is smaller.
@@ -220,7 +221,7 @@ class _Pyramid:
     """Levels of a photo of size 1, 1/2, 1/4, ... in one image, so that one call samples from all of them."""
 
     def __init__(self, image: np.ndarray, device: torch.device) -> None:
-        grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if image.ndim == 3 else image
+        grey = to_grey(image)
         levels = [grey.astype(np.float32)]
         while min(levels[-1].shape) >= 64:
             # Pixel x of a level is at 2 x of the one before: `pyrDown` keeps the centre of the first pixel.
