@@ -5,6 +5,7 @@ import torch
 
 from ananet.attention import FORMS
 from ananet.inference import engine_for
+from ananet.inference.ananet import folded
 from ananet.inference.ananet.folded import FoldedANANet
 from ananet.inference.ananet.fused import FusedANANet, bucket
 from ananet.networks import ANANet, ANANetSettings
@@ -58,6 +59,22 @@ def test_folded_network_gives_the_same_logits(settings):
     with torch.no_grad():
         torch.testing.assert_close(engine(matches, lengths), network(matches, mask), atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(engine(matches, None), network(matches), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"form": "quadratic", "share_kv": False}, {"second_order": False}])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_seeds_by_parts_give_the_same_logits(settings, threads, monkeypatch):
+    network = trained(blocks=3, seeds=12, feedback=True, **settings)
+    monkeypatch.setattr(folded, "PART_BYTES", 7 * 4 * (4 * 12 + 128))
+    matches = torch.rand(2, 50, 4) * 2 - 1
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = engine_for(network, CPU)(matches, None)
+    finally:
+        torch.set_num_threads(before)
+    with torch.no_grad():
+        torch.testing.assert_close(found, network(matches), atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("seeds", [0, 4])

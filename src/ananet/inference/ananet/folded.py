@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,13 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ananet.attention import best_matches, second_order_attention, seeded_attention
+from ananet.attention import best_matches, blocked, choose_backend, second_order_attention, seeded_attention
+from ananet.attention.second_order import MOMENTS, linear_form, quadratic_form
 from ananet.inference.engines import Engine, Progress, real_matches
 from ananet.networks.ananet import ANABlock, ANANet, GeometricFeedback, distance_channels
 from ananet.networks.base import zero_at_padding
 from ananet.networks.consensus import distance_to_consensus
 from ananet.networks.layers import PointwiseMLP
 from ananet.networks.seeds import first_scores
+
+# Features of matches that go through a block together, and their rows of the map to the seeds, for each thread: they
+# stay in the second-level cache of a core.
+PART_BYTES = 5 * 2**18
 
 
 class Linear(NamedTuple):
@@ -90,6 +96,48 @@ class FoldedBlock:
         hidden = self.merge_features(features) + F.linear(attended.transpose(1, 2).flatten(2), self.merge_attended)
         return self.norm(self.merge(hidden.relu_()))
 
+    def by_parts(self, features: Tensor, seeds: Tensor) -> Tensor:
+        """The same for one pair on a CPU, [N x C] features and [m] seeds, N at least 1.
+
+        Matches meet only through what the seeds are and what they attend to. Once that is known, part after part goes
+        through the whole block while it is in cache.
+        """
+        heads, width = self.settings.heads, self.settings.width
+        weights, biases = (x.split(width) for x in self.projections)
+        query, key, *rest = (Linear(*layer) for layer in zip(weights, biases, strict=True))
+        scale = 1 / math.sqrt(width // heads)
+        scaled_query = Linear(query.weight * scale, query.bias * scale)
+        chosen = features[seeds]
+        seed_key, *values = (self.heads(layer(chosen)).contiguous() for layer in (key, *rest))
+        seed_value = values[0] if values else seed_key
+        context = None
+        if self.context is not None:
+            context = self.seed_context(self.heads(query(chosen)), self.heads(key(features)))
+        result = torch.empty_like(features)
+        row_bytes = (heads * len(seeds) + width) * features.element_size()
+        height = max(1, PART_BYTES * torch.get_num_threads() // row_bytes)
+        for top in range(0, len(features), height):
+            rows = slice(top, top + height)
+            part = features[rows]
+            A = torch.bmm(self.heads(scaled_query(part)), seed_key.mT)
+            attended = torch.bmm(torch.softmax(A, dim=-1, out=A), seed_value).transpose(0, 1).flatten(1)
+            if self.context is not None and context is not None:
+                part = self.context(context[:, rows]).add_(part)
+            hidden = self.merge_features(part).addmm_(attended, self.merge_attended.T)
+            result[rows] = self.norm(self.merge(hidden.relu_()))
+        return result
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[N x C] to [H x N x C/H]."""
+        return x.unflatten(-1, (self.settings.heads, -1)).transpose(0, 1)
+
+    def seed_context(self, seed_query: Tensor, key: Tensor) -> Tensor:
+        """[H x N] context of one pair from what its seeds attend to, as in `seeded_attention`."""
+        form, count = self.settings.form, key.shape[1]
+        _, columns = blocked.forward(seed_query[None], key[None], key[None, ..., :0], None, None, MOMENTS[form])
+        columns = columns[:, 0] * (count / seed_query.shape[1])
+        return linear_form(columns, count) if form == "linear" else quadratic_form(columns)
+
 
 class FoldedFeedback:
     """Feedback to the last block: the geometry that the blocks before it agree on."""
@@ -127,6 +175,7 @@ class FoldedANANet(Engine):
         if self.side_encoder is not None:
             features = features + pointwise(self.side_encoder, matches[..., 4:])
         scores = first_scores(matches, self.settings.side, mask) if self.settings.seeds else None
+        by_parts = mask is None and features.numel() > 0 and choose_backend(features.device) == "blocked"
         for done, block in enumerate(self.blocks, start=1):
             if self.feedback is not None and done == len(self.blocks):
                 features = self.feedback(features, matches, mask)
@@ -134,7 +183,10 @@ class FoldedANANet(Engine):
             if scores is not None:
                 logits = scores if done == 1 else scores + self.seed_heads[done - 2](features)[..., 0]
                 seeds = best_matches(logits, self.settings.seeds, mask)
-            features = block(features, mask, seeds)
+            if seeds is not None and by_parts:
+                features = torch.stack([block.by_parts(*pair) for pair in zip(features, seeds, strict=True)])
+            else:
+                features = block(features, mask, seeds)
             if progress is not None:
                 progress(done, len(self.blocks))
         return zero_at_padding(self.head(features)[..., 0], mask)
