@@ -122,7 +122,7 @@ class FusedANANet(Engine):
             filled: how many matches kernels are tiled for; None for those that there are. Other tiles round otherwise,
                 so a fixed number makes results independent of the rest of the batch.
         """
-        from ananet.attention.fused import attend, sum_columns
+        from ananet.attention.fused import Real, attend, sum_columns
         from ananet.inference.ananet import kernels
         from ananet.inference.ananet.consensus import find_distances
 
@@ -139,6 +139,7 @@ class FusedANANet(Engine):
         log_sum = matches.new_empty(batch, heads, length)
         columns = matches.new_empty(self.moments + self.cubic, batch, heads, length)
         mask = torch.arange(length, device=self.device) < lengths[:, None] if self.cubic else None
+        real = Real(lengths)
         logits = matches.new_empty(batch, length)
         last = len(self.blocks) - 1
         kernels.encode[grid](
@@ -147,9 +148,9 @@ class FusedANANet(Engine):
         )  # fmt: skip
         for number, weights in enumerate(self.blocks):
             feedback = self.feedback if number == last - 1 else None
-            attend(query, key, value, output, log_sum, lengths, None, filled)
+            attend(query, key, value, output, log_sum, real, real, filled)
             if self.moments:
-                sum_columns(query, key, log_sum, columns[: self.moments], lengths, None, filled)
+                sum_columns(query, key, log_sum, columns[: self.moments], real, real, filled)
             if self.cubic:
                 columns[2] = column_energy(query, key, mask, log_sum)
             kernels.merge[grid](
