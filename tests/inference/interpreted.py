@@ -25,6 +25,10 @@ from tests.inference.test_ananet import trained
         {"second_order": False, "width": 32, "heads": 2},
         {"feedback": True, "side": ("ratio", "mutual")},
         {"feedback": True, "width": 32, "heads": 1, "blocks": 3},
+        {"seeds": 20},
+        {"seeds": 1, "second_order": False, "width": 32, "heads": 2, "side": ("size", "mutual")},
+        {"seeds": 100, "form": "quadratic", "share_kv": False, "side": ("ratio",), "width": 64, "feedback": True},
+        {"seeds": 1000, "form": "quadratic", "width": 32, "heads": 2, "blocks": 3},
     ],
 )
 def test_agrees_with_the_network(settings, monkeypatch):
@@ -41,6 +45,22 @@ def test_agrees_with_the_network(settings, monkeypatch):
     half = FusedANANet(folded, torch.float16)(matches, lengths)
     assert (half - exact).norm() < 1e-2 * max(exact.norm(), 1.0)  # of 230 logits
     assert half[1, 90:].abs().sum() == 0
+
+
+def test_padding_changes_no_choice_of_seeds_even_if_it_is_nan():
+    engine = FusedANANet(FoldedANANet(trained(blocks=2, width=32, heads=2, seeds=20)), torch.float32)
+    matches = torch.rand(3, 40, 4) * 2 - 1
+    lengths = torch.tensor([40, 12, 0])
+    expected = engine(matches, lengths)
+    matches[torch.arange(40) >= lengths[:, None]] = math.nan
+    # What no kernel writes is NaN, too.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        found = engine(matches, lengths)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+    torch.testing.assert_close(engine(matches[1:2, :12]), expected[1:2, :12], atol=0, rtol=0)
 
 
 def test_distance_to_consensus_agrees_with_the_plain_road():

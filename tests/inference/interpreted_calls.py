@@ -21,7 +21,7 @@ K = np.array([[500.0, 2.0, 320], [0, 510, 240], [0, 0, 1]])
 
 def pruners(**settings) -> tuple[LearnedPruner, LearnedPruner]:
     """The same network by the plain road, and in one go; both in single precision."""
-    network = trained(**SETTINGS, **settings)
+    network = trained(**{**SETTINGS, **settings})
     plain, whole = LearnedPruner(network, "cpu"), LearnedPruner(network, "cpu")
     whole.engine = FusedANANet(FoldedANANet(network), torch.float32)
     whole.calls = calls.DeviceCalls(whole.engine, whole.decision, whole._wrong, whole.conflict_odds)
@@ -50,9 +50,11 @@ def odd_pairs() -> list[Correspondences]:
     return [described, m, m.replace(points0=far), m.replace(points1=shared), bare, same, bare[:1], m[:0], m[:130]]
 
 
-@pytest.mark.parametrize("side", [(), ("ratio", "mutual", "size", "angle")])
-def test_as_the_plain_road(side, monkeypatch):
-    plain, whole = pruners(side=side)
+@pytest.mark.parametrize(
+    "settings", [{}, {"side": ("ratio", "mutual", "size", "angle")}, {"seeds": 16, "blocks": 2, "side": ("ratio",)}]
+)
+def test_as_the_plain_road(settings, monkeypatch):
+    plain, whole = pruners(**settings)
     pairs = odd_pairs()
     expected = plain.batch(pairs)
     streamed = list(whole.stream(iter(pairs)))
@@ -68,8 +70,9 @@ def test_as_the_plain_road(side, monkeypatch):
             assert one.mask.dtype == other.mask.dtype and one.pruner == other.pruner
 
 
-def test_what_is_beside_a_pair_changes_nothing(monkeypatch):
-    _, whole = pruners()
+@pytest.mark.parametrize("settings", [{}, {"seeds": 16, "blocks": 2}])
+def test_what_is_beside_a_pair_changes_nothing(settings, monkeypatch):
+    _, whole = pruners(**settings)
     pairs = odd_pairs()
     together = whole.batch(pairs)
     for chosen in ([4, 1], [8, 0, 2]):

@@ -100,7 +100,7 @@ def test_which_networks_the_kernels_can_run():
     assert FusedANANet.supports(ANANetSettings())
     assert FusedANANet.supports(ANANetSettings(form="cubic", side=("ratio", "mutual", "size", "angle")))
     assert not FusedANANet.supports(ANANetSettings(width=36, heads=3))
-    assert not FusedANANet.supports(ANANetSettings(seeds=256))
+    assert FusedANANet.supports(ANANetSettings(seeds=256, form="quadratic", feedback=True))
 
 
 def test_buckets_are_few_and_close():

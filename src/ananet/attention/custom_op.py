@@ -23,10 +23,10 @@ def attend_and_sum_columns_plainly(
     Args:
         query: [B x H x M x D].
         key: [B x H x N x D].
-        value: [B x H x N x V]; the key where it is None. V = 0 if column moments are all that is wanted.
+        value: [B x H x N x V], V being D, or 0 if column moments are all that is wanted; the key where it is None.
         query_mask, key_mask: [B x M] and [B x N], True where a match is real; both None if all are.
         moments: how many of sum_k a_ki and sum_k a_ki^2 are wanted: 0, 1 or 2.
-        backend: "blocked" or "fused"; the latter for square maps (M = N, one mask, V = D).
+        backend: "blocked" or "fused".
 
     Returns:
         [B x H x M x V] output, [moments x B x H x N] moments in at least single precision, and the row
@@ -36,7 +36,7 @@ def attend_and_sum_columns_plainly(
         from ananet.attention import fused
 
         with torch.cuda.device_of(query):
-            output, log_sum, columns = fused.forward(query, key, value, key_mask, moments)
+            output, log_sum, columns = fused.forward(query, key, value, query_mask, key_mask, moments)
         return output, columns, log_sum
     output, columns = blocked.forward(query, key, value, query_mask, key_mask, moments)
     return output, columns, query.new_empty(0)
@@ -59,10 +59,10 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, length, width = query.shape
     columns = query.new_empty(moments, *key.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
-    if backend == "fused":
-        output = query.new_empty(batch, length, heads, width).transpose(1, 2)
-        return output, columns, query.new_empty(batch, heads, length, dtype=torch.float32)
     values = width if value is None else value.shape[3]
+    if backend == "fused":
+        output = query.new_empty(batch, length, heads, values).transpose(1, 2)
+        return output, columns, query.new_empty(batch, heads, length, dtype=torch.float32)
     return query.new_empty(batch, heads, length, values), columns, query.new_empty(0)
 
 
@@ -84,7 +84,7 @@ def attend_and_sum_columns_backward(
         from ananet.attention import fused
 
         with torch.cuda.device_of(query):
-            grads = fused.backward(grad_output, grad_columns, query, key, value, key_mask, output, log_sum)
+            grads = fused.backward(grad_output, grad_columns, query, key, value, query_mask, key_mask, output, log_sum)
     else:
         grads = blocked.backward(grad_output, grad_columns, query, key, value, query_mask, key_mask)
     return grads[0], grads[1], query.new_empty(0) if grads[2] is None else grads[2]

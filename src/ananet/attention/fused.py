@@ -10,7 +10,8 @@ delta_k = sum_i a_ki d a_ki before any of its gradients; the pass along rows col
 query's gradient, and takes it out at the end: dQ_k = sum_i a_ki d a_ki K_i - delta_k sum_i a_ki K_i. What is
 known of delta beforehand, dO_k . O_k and the mean of g1, is taken out at once, so that little cancels.
 
-Padding: a row that pads has a log-sum of +inf, which makes its a_ki = exp(s_ki - inf) = 0 in every later pass.
+Maps may be rectangular: M queries, N keys. Padding: a row that pads, or finds no key that is real, has a log-sum of
++inf, which makes its a_ki = exp(s_ki - inf) = 0 in every later pass.
 """
 
 import math
@@ -34,25 +35,39 @@ class Tile(NamedTuple):
     stages: int
 
 
+class Real(NamedTuple):
+    """Which queries or keys are real: those before the lengths [B] where the mask [B x N] is True; None for all."""
+
+    lengths: Tensor | None = None
+    mask: Tensor | None = None
+
+
 def forward(
-    query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor | None, moments: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    moments: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output [B x H x N x D], row log-sums [B x H x N], column moments [moments x B x H x N].
+    """Output [B x H x M x V], row log-sums [B x H x M], column moments [moments x B x H x N].
 
     Args:
-        query, key, value: [B x H x N x D]; the key is the value where that is None.
-        mask: [B x N], True where a match is real; None if all are.
+        query: [B x H x M x D].
+        key: [B x H x N x D].
+        value: [B x H x N x V], V being D, or 0 where no output is wanted; the key where it is None.
+        query_mask, key_mask: [B x M] and [B x N], True where a match is real; both None if all are.
         moments: 0, 1 or 2.
     """
     query, key, value = (_rows_contiguous(x) for x in (query, key, value))
-    lengths = None if mask is None else _lengths(mask)
-    output = _empty_like_rows(query)
+    queries, keys = _real_matches(query_mask, key_mask)
+    output = _empty_rows(query, query.shape[3] if value is None else value.shape[3])
     log_sum = query.new_empty(query.shape[:3], dtype=torch.float32)
-    columns = query.new_empty(moments, *query.shape[:3], dtype=torch.float32)
+    columns = query.new_empty(moments, *key.shape[:3], dtype=torch.float32)
     if query.numel():
-        attend(query, key, value, output, log_sum, lengths, mask)
-        if moments:
-            sum_columns(query, key, log_sum, columns, lengths, mask)
+        attend(query, key, value, output if output.shape[3] else None, log_sum, queries, keys)
+    if moments and key.numel():
+        sum_columns(query, key, log_sum, columns, queries, keys)
     return output, log_sum, columns
 
 
@@ -62,42 +77,43 @@ def backward(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
-    mask: Tensor | None,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
     output: Tensor,
     log_sum: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients of query, key and value (added to that of the key where the value is None)."""
     query, key, value, output = (_rows_contiguous(x) for x in (query, key, value, output))
     grad_output = _rows_contiguous(grad_output.to(query.dtype))
-    lengths = None if mask is None else _lengths(mask)
-    grad_columns = _centered(grad_columns.float(), mask)
+    queries, keys = _real_matches(query_mask, key_mask)
+    grad_columns = _centered(grad_columns.float(), key_mask)
     delta = torch.empty_like(log_sum)
-    grad_query, grad_key = _empty_like_rows(query), _empty_like_rows(key)
-    grad_value = None if value is None else _empty_like_rows(value)
-    if query.numel() == 0:
-        return grad_query, grad_key, grad_value
-    batch, heads, length, width = query.shape
-    moments = grad_columns.shape[0]
-    shared = dict(_cut(query), HEADS=heads, MOMENTS=moments, SHARED=value is None, N=length)
-    scale = 1 / math.sqrt(width)
-
-    tile = tile_for("query_gradient", query)
-    _query_gradient[(triton.cdiv(length, tile.rows), batch * heads)](
-        query, key, key if value is None else value, output, grad_output, log_sum, grad_columns,
-        grad_query, delta, lengths, mask,
-        *_strides(query), *_strides(key), *_strides(key if value is None else value), *_strides(output),
-        *_strides(grad_output), *_strides(grad_query), grad_columns[:1].numel(), scale,
-        ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **shared,
+    grad_query, grad_key = _empty_rows(query), _empty_rows(key)
+    grad_value = None if value is None else _empty_rows(value)
+    batch, heads, height, width = query.shape
+    length = key.shape[2]
+    values, grad_values = (key, grad_key) if grad_value is None or value is None else (value, grad_value)
+    shared = dict(
+        _cut(query), HEADS=heads, MOMENTS=grad_columns.shape[0], OUTPUT=output.shape[3] > 0, SHARED=value is None,
+        M=height, N=length,
     )  # fmt: skip
-    tile = tile_for("key_gradient", query)
-    _key_gradient[(triton.cdiv(length, tile.keys), batch * heads)](
-        query, key, key if value is None else value, grad_output, log_sum, delta, grad_columns,
-        grad_key, grad_key if grad_value is None else grad_value, lengths, mask,
-        *_strides(query), *_strides(key), *_strides(key if value is None else value),
-        *_strides(grad_output), *_strides(grad_key), *_strides(grad_key if grad_value is None else grad_value),
-        grad_columns[:1].numel(), scale,
-        ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **shared,
-    )  # fmt: skip
+    if query.numel():
+        tile = tile_for("query_gradient", query)
+        _query_gradient[(triton.cdiv(height, tile.rows), batch * heads)](
+            query, key, values, output, grad_output, log_sum, grad_columns, grad_query, delta, queries.lengths, *keys,
+            *_strides(query), *_strides(key), *_strides(values), *_strides(output),
+            *_strides(grad_output), *_strides(grad_query), grad_columns[:1].numel(), 1 / math.sqrt(width),
+            ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **shared,
+        )  # fmt: skip
+    if key.numel():
+        tile = tile_for("key_gradient", key)
+        _key_gradient[(triton.cdiv(length, tile.keys), batch * heads)](
+            query, key, values, grad_output, log_sum, delta, grad_columns, grad_key, grad_values,
+            queries.lengths, *keys, *_strides(query), *_strides(key), *_strides(values),
+            *_strides(grad_output), *_strides(grad_key), *_strides(grad_values),
+            grad_columns[:1].numel(), 1 / math.sqrt(width),
+            ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **shared,
+        )  # fmt: skip
     return grad_query, grad_key, grad_value
 
 
@@ -105,21 +121,25 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
-    output: Tensor,
+    output: Tensor | None,
     log_sum: Tensor,
-    lengths: Tensor | None,
-    mask: Tensor | None,
+    queries: Real,
+    keys: Real,
     filled: int | None = None,
 ) -> None:
-    """Write the attention output and the row log-sums: the pass along rows. `filled` as for `tile_for`."""
-    batch, heads, length, width = query.shape
+    """Write the attention output, if there is any, and the row log-sums: the pass along rows.
+
+    Args:
+        filled: as for `tile_for`.
+    """
+    batch, heads, height, width = query.shape
     tile = tile_for("attend", query, filled)
-    _attend[(triton.cdiv(length, tile.rows), batch * heads)](
-        query, key, key if value is None else value, output, log_sum, lengths, mask,
-        *_strides(query), *_strides(key), *_strides(key if value is None else value), *_strides(output),
-        1 / math.sqrt(width),
-        N=length, HEADS=heads, SHARED=value is None, ROWS=tile.rows, KEYS=tile.keys,
-        num_warps=tile.warps, num_stages=tile.stages, **_cut(query),
+    values, written = key if value is None else value, query if output is None else output
+    _attend[(triton.cdiv(height, tile.rows), batch * heads)](
+        query, key, values, written, log_sum, *queries, *keys,
+        *_strides(query), *_strides(key), *_strides(values), *_strides(written), 1 / math.sqrt(width),
+        M=height, N=key.shape[2], HEADS=heads, OUTPUT=output is not None, SHARED=value is None,
+        ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **_cut(query),
     )  # fmt: skip
 
 
@@ -128,17 +148,17 @@ def sum_columns(
     key: Tensor,
     log_sum: Tensor,
     columns: Tensor,
-    lengths: Tensor | None,
-    mask: Tensor | None,
+    queries: Real,
+    keys: Real,
     filled: int | None = None,
 ) -> None:
     """Write the column moments: the pass down columns. `filled` as for `tile_for`."""
-    batch, heads, length, width = query.shape
-    tile = tile_for("sum_columns", query, filled)
+    batch, heads, length, width = key.shape
+    tile = tile_for("sum_columns", key, filled)
     _sum_columns[(triton.cdiv(length, tile.keys), batch * heads)](
-        query, key, log_sum, columns, lengths, mask,
+        query, key, log_sum, columns, queries.lengths, *keys,
         *_strides(query), *_strides(key), columns[:1].numel(), 1 / math.sqrt(width),
-        N=length, HEADS=heads, MOMENTS=columns.shape[0], ROWS=tile.rows, KEYS=tile.keys,
+        M=query.shape[2], N=length, HEADS=heads, MOMENTS=columns.shape[0], ROWS=tile.rows, KEYS=tile.keys,
         num_warps=tile.warps, num_stages=tile.stages, **_cut(query),
     )  # fmt: skip
 
@@ -170,10 +190,14 @@ TILES: dict[str, dict[str, Tile]] = {
 FEW_ROWS = 16_384
 
 
-def tile_for(kernel: str, query: Tensor, filled: int | None = None) -> Tile:
-    """The best tile for these maps; for so many matches in all pairs together where that is given."""
-    batch, heads, length, width = query.shape
-    if query.dtype == torch.float32 or width > 64:
+def tile_for(kernel: str, shared_out: Tensor, filled: int | None = None) -> Tile:
+    """The best tile for programs that share out these queries or keys.
+
+    Args:
+        filled: for so many matches in all pairs together; None for those that there are.
+    """
+    batch, heads, length, width = shared_out.shape
+    if shared_out.dtype == torch.float32 or width > 64:
         return TILES[kernel]["single"]
     matches = batch * length if filled is None else filled
     return TILES[kernel]["few" if matches * heads < FEW_ROWS else "half"]
@@ -189,14 +213,21 @@ def _rows_contiguous(x):
     return x if x is None or x.stride(-1) == 1 else x.contiguous()
 
 
-def _empty_like_rows(x: Tensor) -> Tensor:
+def _empty_rows(like: Tensor, width: int | None = None) -> Tensor:
     """[B x H x N x D] laid out as [B x N x H x D], so that joining the heads copies nothing."""
-    batch, heads, length, width = x.shape
-    return x.new_empty(batch, length, heads, width).transpose(1, 2)
+    batch, heads, length, same = like.shape
+    return like.new_empty(batch, length, heads, same if width is None else width).transpose(1, 2)
 
 
 def _strides(x: Tensor) -> tuple[int, int, int]:
     return x.stride(0), x.stride(1), x.stride(2)
+
+
+def _real_matches(query_mask: Tensor | None, key_mask: Tensor | None) -> tuple[Real, Real]:
+    if query_mask is None or key_mask is None:
+        return Real(), Real()
+    queries = Real(_lengths(query_mask), query_mask)
+    return queries, queries if key_mask is query_mask else Real(_lengths(key_mask), key_mask)
 
 
 def _lengths(mask: Tensor) -> Tensor:
@@ -251,15 +282,18 @@ def _dot(a, b, accumulated, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _place(HEADS: tl.constexpr, LENGTHS, N):
-    """Which pair and head this program works on, and how many matches the pair has."""
+def _place(HEADS: tl.constexpr, QUERY_LENGTHS, KEY_LENGTHS, M, N):
+    """Which pair and head this program works on, and how many queries and keys the pair has."""
     pid = tl.program_id(1)
     batch = (pid // HEADS).to(tl.int64)
     head = (pid % HEADS).to(tl.int64)
+    height = M
     length = N
-    if LENGTHS is not None:
-        length = tl.load(LENGTHS + batch)
-    return batch, head, pid.to(tl.int64), length
+    if QUERY_LENGTHS is not None:
+        height = tl.load(QUERY_LENGTHS + batch)
+    if KEY_LENGTHS is not None:
+        length = tl.load(KEY_LENGTHS + batch)
+    return batch, head, pid.to(tl.int64), height, length
 
 
 @triton.jit
@@ -274,7 +308,7 @@ def _real(MASK, batch, index, length, N):
 @triton.jit
 def _attend_tile(
     q, K, V, stride_k, stride_v, start, length, N, MASK, batch, scale, total, largest, accumulated,
-    SHARED: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    OUTPUT: tl.constexpr, SHARED: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     PRECISION: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One tile of the online softmax. `scale` includes log2(e), so that exp2 does for exp."""
@@ -287,79 +321,82 @@ def _attend_tile(
     p = tl.exp2(scores * scale - larger[:, None])
     shrink = tl.exp2(largest - larger)
     total = total * shrink + tl.sum(p, 1)
-    v = k
-    if not SHARED:
-        v = _load(V, start, stride_v, length, KEYS, WIDTH, PADDED, WHOLE)
-    accumulated = _dot(p.to(v.dtype), v, accumulated * shrink[:, None], PRECISION)
+    if OUTPUT:
+        v = k
+        if not SHARED:
+            v = _load(V, start, stride_v, length, KEYS, WIDTH, PADDED, WHOLE)
+        accumulated = _dot(p.to(v.dtype), v, accumulated * shrink[:, None], PRECISION)
     return total, larger, accumulated
 
 
 @triton.jit
 def _attend(
-    Q, K, V, OUT, LOG_SUM, LENGTHS, MASK,
+    Q, K, V, OUT, LOG_SUM, QUERY_LENGTHS, QUERY_MASK, KEY_LENGTHS, KEY_MASK,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_ob, stride_oh, stride_on, scale, N,
-    HEADS: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    stride_ob, stride_oh, stride_on, scale, M, N,
+    HEADS: tl.constexpr, OUTPUT: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    batch, head, map, length = _place(HEADS, LENGTHS, N)
+    batch, head, map, height, length = _place(HEADS, QUERY_LENGTHS, KEY_LENGTHS, M, N)
     top = tl.program_id(0) * ROWS
     rows = top + tl.arange(0, ROWS)
     K += batch * stride_kb + head * stride_kh
     V += batch * stride_vb + head * stride_vh
-    q = _load(Q + batch * stride_qb + head * stride_qh, top, stride_qn, length, ROWS, WIDTH, PADDED, False)
+    q = _load(Q + batch * stride_qb + head * stride_qh, top, stride_qn, height, ROWS, WIDTH, PADDED, False)
     total = tl.zeros([ROWS], tl.float32)
     largest = tl.full([ROWS], LOWEST, tl.float32)
     accumulated = tl.zeros([ROWS, PADDED], tl.float32)
     keys_to_visit = length
-    if top >= length:
+    if top >= height:
         keys_to_visit = 0
     whole = keys_to_visit // KEYS * KEYS
     for start in range(0, whole, KEYS):
         total, largest, accumulated = _attend_tile(
-            q, K, V, stride_kn, stride_vn, start, length, N, MASK, batch, scale * LOG2E, total, largest, accumulated,
-            SHARED, KEYS, WIDTH, PADDED, PRECISION, True,
+            q, K, V, stride_kn, stride_vn, start, length, N, KEY_MASK, batch, scale * LOG2E, total, largest,
+            accumulated, OUTPUT, SHARED, KEYS, WIDTH, PADDED, PRECISION, True,
         )  # fmt: skip
     if whole < keys_to_visit:
         total, largest, accumulated = _attend_tile(
-            q, K, V, stride_kn, stride_vn, whole, length, N, MASK, batch, scale * LOG2E, total, largest, accumulated,
-            SHARED, KEYS, WIDTH, PADDED, PRECISION, False,
+            q, K, V, stride_kn, stride_vn, whole, length, N, KEY_MASK, batch, scale * LOG2E, total, largest,
+            accumulated, OUTPUT, SHARED, KEYS, WIDTH, PADDED, PRECISION, False,
         )  # fmt: skip
-    real = _real(MASK, batch, rows, length, N)
+    # A row that finds no real key gives nothing, as one that pads.
+    real = _real(QUERY_MASK, batch, rows, height, M) & (length > 0)
     total = tl.where(real, total, 1.0)
-    output = tl.where(real[:, None], accumulated / total[:, None], 0.0)
-    _store(OUT + batch * stride_ob + head * stride_oh, top, stride_on, N, output, ROWS, WIDTH, PADDED)
+    if OUTPUT:
+        output = tl.where(real[:, None], accumulated / total[:, None], 0.0)
+        _store(OUT + batch * stride_ob + head * stride_oh, top, stride_on, M, output, ROWS, WIDTH, PADDED)
     log_sum = tl.where(real, (largest + tl.log2(total)) / LOG2E, float("inf"))
-    tl.store(LOG_SUM + map * N + rows, log_sum, mask=rows < N)
+    tl.store(LOG_SUM + map * M + rows, log_sum, mask=rows < M)
 
 
 @triton.jit
 def _sum_columns(
-    Q, K, LOG_SUM, COLUMNS, LENGTHS, MASK,
-    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_moment, scale, N,
+    Q, K, LOG_SUM, COLUMNS, QUERY_LENGTHS, KEY_LENGTHS, KEY_MASK,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_moment, scale, M, N,
     HEADS: tl.constexpr, MOMENTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    batch, head, map, length = _place(HEADS, LENGTHS, N)
+    batch, head, map, height, length = _place(HEADS, QUERY_LENGTHS, KEY_LENGTHS, M, N)
     left = tl.program_id(0) * KEYS
     keys = left + tl.arange(0, KEYS)
     Q += batch * stride_qb + head * stride_qh
     k = _load(K + batch * stride_kb + head * stride_kh, left, stride_kn, length, KEYS, WIDTH, PADDED, False)
     first = tl.zeros([KEYS], tl.float32)
     second = tl.zeros([KEYS], tl.float32)
-    rows_to_visit = length
+    rows_to_visit = height
     if left >= length:
         rows_to_visit = 0
     for start in range(0, rows_to_visit, ROWS):
         rows = start + tl.arange(0, ROWS)
-        q = _load(Q, start, stride_qn, length, ROWS, WIDTH, PADDED, False)
-        log_sum = tl.load(LOG_SUM + map * N + rows, mask=rows < length, other=float("inf")) * LOG2E
+        q = _load(Q, start, stride_qn, height, ROWS, WIDTH, PADDED, False)
+        log_sum = tl.load(LOG_SUM + map * M + rows, mask=rows < height, other=float("inf")) * LOG2E
         scores = _dot(k, tl.trans(q), None, PRECISION)
         a = tl.exp2(scores * (scale * LOG2E) - log_sum[None, :])
         first += tl.sum(a, 1)
         if MOMENTS == 2:
             second += tl.sum(a * a, 1)
-    real = _real(MASK, batch, keys, length, N)
+    real = _real(KEY_MASK, batch, keys, length, N)
     pointers = COLUMNS + map * N + keys
     tl.store(pointers, tl.where(real, first, 0.0), mask=keys < N)
     if MOMENTS == 2:
@@ -373,7 +410,7 @@ def _write_panel(
     HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    batch, head, map, length = _place(HEADS, None, N)
+    batch, head, map, _, length = _place(HEADS, None, None, N, N)
     top = tl.program_id(0) * ROWS
     left = tl.program_id(2) * KEYS
     rows = top + tl.arange(0, ROWS)
@@ -390,40 +427,45 @@ def _write_panel(
 
 @triton.jit
 def _query_gradient(
-    Q, K, V, OUT, GRAD_O, LOG_SUM, GRAD_COLUMNS, GRAD_Q, DELTA, LENGTHS, MASK,
+    Q, K, V, OUT, GRAD_O, LOG_SUM, GRAD_COLUMNS, GRAD_Q, DELTA, QUERY_LENGTHS, KEY_LENGTHS, KEY_MASK,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn, stride_db, stride_dh, stride_dn,
-    stride_moment, scale, N,
-    HEADS: tl.constexpr, MOMENTS: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr,
+    stride_moment, scale, M, N,
+    HEADS: tl.constexpr, MOMENTS: tl.constexpr, OUTPUT: tl.constexpr, SHARED: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    batch, head, map, length = _place(HEADS, LENGTHS, N)
+    batch, head, map, height, length = _place(HEADS, QUERY_LENGTHS, KEY_LENGTHS, M, N)
     top = tl.program_id(0) * ROWS
     rows = top + tl.arange(0, ROWS)
     K += batch * stride_kb + head * stride_kh
     V += batch * stride_vb + head * stride_vh
     GRAD_COLUMNS += map * N
-    q = _load(Q + batch * stride_qb + head * stride_qh, top, stride_qn, length, ROWS, WIDTH, PADDED, False)
-    o = _load(OUT + batch * stride_ob + head * stride_oh, top, stride_on, length, ROWS, WIDTH, PADDED, False)
-    grad_o = _load(GRAD_O + batch * stride_gb + head * stride_gh, top, stride_gn, length, ROWS, WIDTH, PADDED, False)
-    log_sum = tl.load(LOG_SUM + map * N + rows, mask=rows < length, other=float("inf")) * LOG2E
-    known = tl.sum(o.to(tl.float32) * grad_o.to(tl.float32), 1)
+    q = _load(Q + batch * stride_qb + head * stride_qh, top, stride_qn, height, ROWS, WIDTH, PADDED, False)
+    log_sum = tl.load(LOG_SUM + map * M + rows, mask=rows < height, other=float("inf")) * LOG2E
+    known = tl.zeros([ROWS], tl.float32)
+    if OUTPUT:
+        GRAD_O += batch * stride_gb + head * stride_gh
+        o = _load(OUT + batch * stride_ob + head * stride_oh, top, stride_on, height, ROWS, WIDTH, PADDED, False)
+        grad_o = _load(GRAD_O, top, stride_gn, height, ROWS, WIDTH, PADDED, False)
+        known = tl.sum(o.to(tl.float32) * grad_o.to(tl.float32), 1)
     rest = tl.zeros([ROWS], tl.float32)
     accumulated = tl.zeros([ROWS, PADDED], tl.float32)
     attended = tl.zeros([ROWS, PADDED], tl.float32)
     keys_to_visit = length
-    if top >= length:
+    if top >= height:
         keys_to_visit = 0
     for start in range(0, keys_to_visit, KEYS):
         keys = start + tl.arange(0, KEYS)
         k = _load(K, start, stride_kn, length, KEYS, WIDTH, PADDED, False)
         v = k
-        if not SHARED:
+        if OUTPUT and not SHARED:
             v = _load(V, start, stride_vn, length, KEYS, WIDTH, PADDED, False)
         scores = _dot(q, tl.trans(k), None, PRECISION)
         a = tl.exp2(scores * (scale * LOG2E) - log_sum[:, None])
-        grad_a = _dot(grad_o, tl.trans(v), None, PRECISION) - known[:, None]
-        real = _real(MASK, batch, keys, length, N)
+        grad_a = tl.zeros([ROWS, KEYS], tl.float32)
+        if OUTPUT:
+            grad_a = _dot(grad_o, tl.trans(v), None, PRECISION) - known[:, None]
+        real = _real(KEY_MASK, batch, keys, length, N)
         if MOMENTS >= 1:
             grad_a += tl.load(GRAD_COLUMNS + keys, mask=real, other=0.0)[None, :]
         if MOMENTS == 2:
@@ -439,29 +481,29 @@ def _query_gradient(
     if SHARED:
         attended = o.to(tl.float32)
     grad_q = scale * (accumulated - rest[:, None] * attended)
-    _store(GRAD_Q + batch * stride_db + head * stride_dh, top, stride_dn, N, grad_q, ROWS, WIDTH, PADDED)
-    tl.store(DELTA + map * N + rows, known + rest, mask=rows < N)
+    _store(GRAD_Q + batch * stride_db + head * stride_dh, top, stride_dn, M, grad_q, ROWS, WIDTH, PADDED)
+    tl.store(DELTA + map * M + rows, known + rest, mask=rows < M)
 
 
 @triton.jit
 def _key_gradient(
-    Q, K, V, GRAD_O, LOG_SUM, DELTA, GRAD_COLUMNS, GRAD_K, GRAD_V, LENGTHS, MASK,
+    Q, K, V, GRAD_O, LOG_SUM, DELTA, GRAD_COLUMNS, GRAD_K, GRAD_V, QUERY_LENGTHS, KEY_LENGTHS, KEY_MASK,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_gb, stride_gh, stride_gn, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
-    stride_moment, scale, N,
-    HEADS: tl.constexpr, MOMENTS: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr,
+    stride_moment, scale, M, N,
+    HEADS: tl.constexpr, MOMENTS: tl.constexpr, OUTPUT: tl.constexpr, SHARED: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    batch, head, map, length = _place(HEADS, LENGTHS, N)
+    batch, head, map, height, length = _place(HEADS, QUERY_LENGTHS, KEY_LENGTHS, M, N)
     left = tl.program_id(0) * KEYS
     keys = left + tl.arange(0, KEYS)
     Q += batch * stride_qb + head * stride_qh
     GRAD_O += batch * stride_gb + head * stride_gh
     k = _load(K + batch * stride_kb + head * stride_kh, left, stride_kn, length, KEYS, WIDTH, PADDED, False)
     v = k
-    if not SHARED:
+    if OUTPUT and not SHARED:
         v = _load(V + batch * stride_vb + head * stride_vh, left, stride_vn, length, KEYS, WIDTH, PADDED, False)
-    real = _real(MASK, batch, keys, length, N)
+    real = _real(KEY_MASK, batch, keys, length, N)
     first = tl.zeros([KEYS], tl.float32)
     second = tl.zeros([KEYS], tl.float32)
     if MOMENTS >= 1:
@@ -470,19 +512,23 @@ def _key_gradient(
         second = 2 * tl.load(GRAD_COLUMNS + stride_moment + map * N + keys, mask=real, other=0.0)
     grad_k = tl.zeros([KEYS, PADDED], tl.float32)
     grad_v = tl.zeros([KEYS, PADDED], tl.float32)
-    rows_to_visit = length
+    rows_to_visit = height
     if left >= length:
         rows_to_visit = 0
     for start in range(0, rows_to_visit, ROWS):
         rows = start + tl.arange(0, ROWS)
-        q = _load(Q, start, stride_qn, length, ROWS, WIDTH, PADDED, False)
-        grad_o = _load(GRAD_O, start, stride_gn, length, ROWS, WIDTH, PADDED, False)
-        log_sum = tl.load(LOG_SUM + map * N + rows, mask=rows < length, other=float("inf")) * LOG2E
-        delta = tl.load(DELTA + map * N + rows, mask=rows < length, other=0.0)
+        q = _load(Q, start, stride_qn, height, ROWS, WIDTH, PADDED, False)
+        if OUTPUT:
+            grad_o = _load(GRAD_O, start, stride_gn, height, ROWS, WIDTH, PADDED, False)
+        log_sum = tl.load(LOG_SUM + map * M + rows, mask=rows < height, other=float("inf")) * LOG2E
+        delta = tl.load(DELTA + map * M + rows, mask=rows < height, other=0.0)
         scores = _dot(k, tl.trans(q), None, PRECISION)
         a = tl.exp2(scores * (scale * LOG2E) - log_sum[None, :])
-        grad_v = _dot(a.to(grad_o.dtype), grad_o, grad_v, PRECISION)
-        grad_a = _dot(v, tl.trans(grad_o), None, PRECISION) - delta[None, :]
+        grad_a = tl.zeros([KEYS, ROWS], tl.float32)
+        if OUTPUT:
+            grad_v = _dot(a.to(grad_o.dtype), grad_o, grad_v, PRECISION)
+            grad_a = _dot(v, tl.trans(grad_o), None, PRECISION)
+        grad_a -= delta[None, :]
         if MOMENTS >= 1:
             grad_a += first[:, None]
         if MOMENTS == 2:
@@ -491,7 +537,7 @@ def _key_gradient(
     grad_k = grad_k * scale
     if SHARED:
         grad_k += grad_v
-    else:
+    elif OUTPUT:
         grad_v = tl.where(real[:, None], grad_v, 0.0)
         _store(GRAD_V + batch * stride_dvb + head * stride_dvh, left, stride_dvn, N, grad_v, KEYS, WIDTH, PADDED)
     grad_k = tl.where(real[:, None], grad_k, 0.0)

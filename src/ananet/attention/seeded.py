@@ -1,6 +1,6 @@
 """Attention through seeds: linear in the number of matches.
 
-`reference` has the two equations; the blocked path never holds more than blocks of the two thin maps.
+`reference` has the two equations; the other paths never hold more than blocks or tiles of the two thin maps.
 """
 
 import torch
@@ -41,7 +41,7 @@ def seeded_attention(
         seeds: [B x m] different indices of matches, as `best_matches` gives them; those of padding are left out.
         form: "linear" or "quadratic" context; None for first-order attention alone.
         mask: [B x N], True where a match is real; None if all are. Padding may hold anything.
-        backend: "reference", "blocked" or "fused"; None for the best one here. Fused is the reference so far.
+        backend: "reference", "blocked" or "fused"; None for the best one here.
 
     Returns:
         The output, [B x H x N x D], and the context h, [B x H x N] (None without a form), in single precision
@@ -55,16 +55,17 @@ def seeded_attention(
         padding = ~mask[:, None, :, None]
         query, key = query.masked_fill(padding, 0.0), key.masked_fill(padding, 0.0)
         value = key if shared else value.masked_fill(padding, 0.0)
-    if choose_backend(query.device, backend) != "blocked":
+    chosen = choose_backend(query.device, backend)
+    if chosen == "reference":
         return reference.seeded_attention(query, key, value, seeds, form, mask)
     attend = attention_operator(query)
     seed_mask = None if mask is None else mask.gather(1, seeds)
     seed_value = None if shared else take_seeds(value, seeds)
-    output, _, _ = attend(query, take_seeds(key, seeds), seed_value, mask, seed_mask, 0, "blocked")
+    output, _, _ = attend(query, take_seeds(key, seeds), seed_value, mask, seed_mask, 0, chosen)
     if form is None:
         return output, None
     seed_query = take_seeds(query, seeds)
-    _, columns, _ = attend(seed_query, key, key[..., :0], seed_mask, mask, MOMENTS[form], "blocked")
+    _, columns, _ = attend(seed_query, key, key[..., :0], seed_mask, mask, MOMENTS[form], chosen)
     count = real_count(query, mask)
     columns = columns * count / real_count(seed_query, seed_mask)
     return output, linear_form(columns, count) if form == "linear" else quadratic_form(columns)
