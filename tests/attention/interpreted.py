@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from ananet.attention import seeded_attention
+from ananet.attention import fused_seeds, move_seeds, seeded_attention
+from ananet.attention import seeded as seeded_module
+from ananet.attention.reference import group_means
 from tests.attention.comparison import assert_same, inputs, padding, results
 from tests.attention.test_seeded import seeded, some_seeds
 
@@ -34,7 +36,6 @@ SEEDED_CASES = [
     ((1, 2, 5, 16), 64, "linear", False, False),
     ((1, 2, 1, 16), 4, "quadratic", True, False),
     ((1, 2, 0, 16), 4, "linear", False, False),
-    ((1, 2, 7, 16), 0, "quadratic", False, False),
     ((0, 2, 5, 16), 4, "linear", True, False),
 ]
 
@@ -61,7 +62,7 @@ def test_seeded_attention_agrees_with_the_reference(shape, count, form, shared, 
 def test_seeds_of_padding_alone_give_nothing(form):
     query, key, value = (x.float() for x in inputs(2, 1, 40, 16))
     mask = torch.arange(40) < torch.tensor([[40], [33]])
-    attend = seeded(torch.arange(33, 40).expand(2, -1))
+    attend = seeded(some_seeds(2, 40, 12, mask)._replace(weights=torch.tensor([[4.0], [0.0]]).expand(2, 12)))
     expected = results("reference", query, key, value, form, mask, attend=attend)
     found = results("fused", query, key, value, form, mask, torch.float32, attend=attend)
     assert_same(found, expected, 1e-5)
@@ -94,11 +95,34 @@ def test_half_precision(count):
         assert (fused[name] - truth).norm() <= 2 * (plain[name] - truth).norm(), name
 
 
+# Fewer groups than fit in a tile, a tile and a bit; one part of the matches, several and a bit.
+@pytest.mark.parametrize(("length", "count", "width", "part"), [(50, 7, 24, 4096), (130, 70, 40, 64), (1, 1, 16, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_groups_agree_with_the_reference(length, count, width, part, dtype, monkeypatch):
+    monkeypatch.setattr(fused_seeds, "PART", part)
+    x = torch.randn(2, length, width).to(dtype)
+    lengths = torch.tensor([length, length // 2], dtype=torch.int32)
+    mask = torch.arange(length) < lengths[:, None]
+    seeds = some_seeds(2, length, count, mask)
+    x[~mask] = math.nan
+    group = seeds.group.int().masked_fill(~mask, 10**6)
+    means, weights = fused_seeds.mean_groups(x, group, count, lengths)
+    assert torch.equal(weights, seeds.weights)
+    expected = group_means(x[:, None].masked_fill(~mask[:, None, :, None], 0), seeds)[:, 0]
+    torch.testing.assert_close(means, expected, atol=1e-3 if dtype == torch.float16 else 1e-6, rtol=0)
+    compared = x[..., : seeded_module.COMPARED]
+    fused_seeds.move_to_nearest(compared, means[..., : compared.shape[2]].contiguous(), weights, group, lengths)
+    moved = move_seeds(x, seeds, mask, backend="reference")
+    same = (group == moved.group)[mask]
+    assert same.all() if dtype == torch.float32 else same.float().mean() > 0.95 or length == 1
+    assert (group[~mask] == 10**6).all()
+
+
 def test_operator_is_registered_correctly():
     query, key = (torch.randn(2, 1, 9, 16, requires_grad=True) for _ in range(2))
     mask = torch.arange(9) < torch.tensor([[9], [5]])
     torch.library.opcheck(torch.ops.ananet.attend_and_sum_columns, (query, key, None, mask, mask, 2, "fused"))
-    seed_mask = torch.arange(4) < torch.tensor([[4], [2]])
+    seed_mask = torch.tensor([[1.0, 2.0, 2.0, 4.0], [1.0, 1.0, 0.0, 0.0]])
     for value, query_mask, moments in (
         (None, seed_mask, 1),
         (key[..., :0], seed_mask, 2),

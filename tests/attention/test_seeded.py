@@ -6,14 +6,19 @@ import pytest
 import torch
 
 from ananet import InputError
-from ananet.attention import SEEDED_FORMS, best_matches, blocked, second_order_attention, seeded_attention
+from ananet.attention import SEEDED_FORMS, Seeds, blocked, move_seeds, second_order_attention, seeded_attention
 from tests.attention.comparison import assert_same, inputs, padding, results
 
 CONTEXTS = [None, *SEEDED_FORMS]
 
 
-def some_seeds(batch: int, length: int, count: int, mask: torch.Tensor | None = None) -> torch.Tensor:
-    return best_matches(torch.rand(batch, length, generator=torch.Generator().manual_seed(3)), count, mask)
+def some_seeds(batch: int, length: int, count: int, mask: torch.Tensor | None = None) -> Seeds:
+    """Random groups, some of them empty; a group for every match if there are enough."""
+    count = min(length, count)
+    drawn = torch.randint(max(count - 1, 1), (batch, length), generator=torch.Generator().manual_seed(3))
+    group = drawn if count < length else torch.arange(length).expand(batch, -1).contiguous()
+    real = torch.ones(batch, length) if mask is None else mask.float()
+    return Seeds(group, torch.zeros(batch, count).scatter_add(1, group, real))
 
 
 def seeded(seeds):
@@ -32,18 +37,24 @@ def _many_small_blocks(monkeypatch):
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_two_equations_word_for_word(backend):
     query, key, value = (x[0, 0] for x in inputs(1, 1, 7, 3))
-    seeds, N, m = [4, 1, 6], 7, 3
-    T = torch.stack([torch.stack([query[i] @ key[s] for s in seeds]).div(math.sqrt(3)).softmax(0) for i in range(N)])
-    S = torch.stack([torch.stack([query[s] @ key[i] for i in range(N)]).div(math.sqrt(3)).softmax(0) for s in seeds])
-    received = N / m * S.sum(0)
+    group, N = [0, 1, 3, 0, 0, 3, 1], 7  # group 2 is empty
+    members = [[i for i in range(N) if group[i] == k] for k in range(4)]
+    # A seed that stands for three matches is three equal ones.
+    query_s, key_s, value_s = (
+        torch.stack([x[matches].mean(0) for matches in members for _ in matches]) for x in (query, key, value)
+    )
+    T = torch.stack([(key_s @ query[i]).div(math.sqrt(3)).softmax(0) for i in range(N)])
+    S = torch.stack([(key @ seed).div(math.sqrt(3)).softmax(0) for seed in query_s])
+    received = S.sum(0)
     expected = {
         "linear": math.sqrt(2) * (received - received**2 / N),
-        "quadratic": math.sqrt(2) * (received - N / m * (S**2).sum(0)),
+        "quadratic": math.sqrt(2) * (received - (S**2).sum(0)),
     }
+    seeds = Seeds(torch.tensor([group]), torch.tensor([[3.0, 2, 0, 2]]))
     for form in SEEDED_FORMS:
         given = (x[None, None] for x in (query, key, value))
-        output, context = seeded_attention(*given, torch.tensor([seeds]), form, backend=backend)
-        torch.testing.assert_close(output[0, 0], T @ value[seeds])
+        output, context = seeded_attention(*given, seeds, form, backend=backend)
+        torch.testing.assert_close(output[0, 0], T @ value_s)
         torch.testing.assert_close(context[0, 0], expected[form])
 
 
@@ -109,7 +120,8 @@ def test_padding_changes_nothing_even_if_it_is_nan(backend, shared):
     assert not found["output"][1, :, 6:].any() and not found["context"][1, :, 6:].any()
     assert not found["d query"][1, :, 6:].any() and not found["d key"][1, :, 6:].any()
     alone = [x[1:, :, :6] for x in (query, key, value)]
-    output, context = seeded_attention(*alone, torch.arange(6)[None], "linear", backend=backend)
+    all_six = Seeds(torch.arange(6)[None], torch.ones(1, 6))
+    output, context = seeded_attention(*alone, all_six, "linear", backend=backend)
     if not shared:
         torch.testing.assert_close(found["output"][1:, :, :6], output)
     torch.testing.assert_close(found["context"][1:, :, :6], context)
@@ -124,78 +136,111 @@ def test_half_precision_is_added_up_in_single(dtype):
     assert_same(found, exact, max(8 * torch.finfo(dtype).eps, 1e-5))
 
 
-def test_random_seeds_estimate_what_all_matches_give_together():
-    query, key, _ = inputs(1, 2, 60, 4)
-    _, whole = second_order_attention(query, key, key, "quadratic")
-    few = torch.stack(
-        [seeded_attention(query, key, key, torch.randperm(60)[None, :20], "quadratic")[1] for _ in range(400)]
-    )
-    assert ((few.mean(0) - whole).abs() < 5 * few.std(0) / 20).all()
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+def test_equal_matches_in_groups_are_the_whole_map(backend):
+    query, key, _ = (x.repeat_interleave(3, dim=2) for x in inputs(1, 2, 20, 4))
+    seeds = Seeds(torch.arange(20).repeat_interleave(3)[None], torch.full((1, 20), 3.0))
+    for form in CONTEXTS:
+        expected = second_order_attention(query, key, key, form)
+        found = seeded_attention(query, key, key, seeds, form, backend=backend)
+        torch.testing.assert_close(found[0], expected[0])
+        if form is not None:
+            torch.testing.assert_close(found[1], expected[1])
 
 
 def test_no_thin_map_in_memory():
     import resource
 
     query = torch.randn(1, 4, 40_000, 16, requires_grad=True)
-    seeds = torch.arange(512)[None]
+    seeds = some_seeds(1, 40_000, 512)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     output, context = seeded_attention(query, query, query, seeds, "quadratic", backend="blocked")
     (output.sum() + context.square().sum()).backward()
+    move_seeds(query[:, 0].detach(), seeds, backend="blocked")
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown < 0.5 * 4 * 4 * 40_000 * 512
 
 
 def test_export_sees_two_operators():
     class Attention(torch.nn.Module):
-        def forward(self, query, key, scores):
-            return seeded_attention(query, key, key, best_matches(scores, 8), "linear")
+        def forward(self, query, key, group):
+            seeds = move_seeds(query[:, 0], Seeds(group, torch.full((1, 8), 3.0)))
+            return seeded_attention(query, key, key, seeds, "linear")
 
-    length = torch.export.Dim("length", min=2, max=4096)
-    given = (*torch.randn(2, 1, 2, 20, 16), torch.rand(1, 20))
+    length = torch.export.Dim("length", min=9, max=4096)
+    given = (*torch.randn(2, 1, 2, 20, 16), torch.randint(8, (1, 20)))
     program = torch.export.export(Attention(), given, dynamic_shapes=({2: length}, {2: length}, {1: length}))
     assert sum("ananet" in str(node.target) for node in program.graph.nodes) == 2
-    for count in (5, 33):
-        given = (*torch.randn(2, 1, 2, count, 16), torch.rand(1, count))
+    for count in (10, 33):
+        given = (*torch.randn(2, 1, 2, count, 16), torch.randint(8, (1, count)))
         torch.testing.assert_close(program.module()(*given), Attention()(*given))
 
 
-def test_best_matches_ties_by_index_and_padding_last():
-    scores = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [5.0, torch.nan, 1.0, 5.0, 7.0]])
-    mask = torch.tensor([[True] * 5, [True, False, True, False, True]])
-    assert best_matches(scores, 4, mask).tolist()[0] == [1, 2, 4, 3]
-    assert best_matches(scores, 3, mask).tolist()[1] == [4, 0, 2]
-    assert best_matches(scores[:1], 9).tolist() == [[1, 2, 4, 3, 0]]
-    assert best_matches(torch.zeros(1, 3), 0).shape == (1, 0)
-    assert best_matches(torch.zeros(2, 0), 4).shape == (2, 0)
-    assert best_matches(torch.zeros(1, 50), 6).tolist() == [list(range(6))]
+@pytest.mark.usefixtures("_many_small_blocks")
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+@pytest.mark.parametrize("width", [3, 40])
+def test_matches_move_to_the_nearest_mean(backend, width):
+    features, seeds = torch.randn(2, 60, width), some_seeds(2, 60, 9)
+    moved = move_seeds(features, seeds, backend=backend)
+    for n in range(2):
+        used = [k for k in range(9) if (seeds.group[n] == k).any()]
+        compared = features[n, :, :32].double()
+        means = torch.stack([compared[seeds.group[n] == k].mean(0) for k in used])
+        assert moved.group[n].tolist() == [used[k] for k in torch.cdist(compared, means).argmin(1)]
+        assert torch.equal(moved.group[n].bincount(minlength=9).float(), moved.weights[n])
 
 
-def test_best_matches_follow_a_permutation_and_do_not_see_other_pairs():
-    scores, order = torch.rand(3, 40), torch.randperm(40)
-    best = best_matches(scores, 7)
-    assert torch.equal(order[best_matches(scores[:, order], 7)], best)
-    assert torch.equal(best_matches(scores[1:2], 7), best[1:2])
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+def test_moving_ignores_padding_and_other_pairs_and_follows_a_permutation(backend):
+    features = torch.randn(3, 40, 5)
+    mask = torch.arange(40) < torch.tensor([[40], [25], [5]])
+    seeds = some_seeds(3, 40, 7, mask)
+    poisoned = features.masked_fill(~mask[..., None], math.nan)
+    together = move_seeds(poisoned, seeds, mask, backend=backend)
+    for n, length in enumerate((40, 25, 5)):
+        given = Seeds(seeds.group[n : n + 1, :length], seeds.weights[n : n + 1])
+        alone = move_seeds(features[n : n + 1, :length], given, backend=backend)
+        assert torch.equal(together.group[n, :length], alone.group[0])
+        assert torch.equal(together.weights[n], alone.weights[0])
+    order = torch.randperm(40)
+    given = Seeds(seeds.group[:1, order], seeds.weights[:1])
+    moved = move_seeds(features[:1, order], given, backend=backend)
+    assert torch.equal(moved.group[0], together.group[0, order])
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+def test_a_group_for_every_match_stays(backend):
+    for length in (0, 1, 7):
+        seeds = Seeds(torch.arange(length)[None], torch.ones(1, length))
+        moved = move_seeds(torch.ones(1, length, 4), seeds, backend=backend)
+        assert torch.equal(moved.group, seeds.group) and torch.equal(moved.weights, seeds.weights)
+    everything = move_seeds(torch.ones(1, 9, 4), some_seeds(1, 9, 4), backend=backend)
+    assert everything.weights.max() == 9  # equal features: all of one group
 
 
 def test_wrong_arguments_are_named():
-    x, seeds = torch.randn(2, 2, 5, 4), torch.zeros(2, 1, dtype=torch.int64)
+    x, seeds = torch.randn(2, 2, 5, 4), Seeds(torch.zeros(2, 5, dtype=torch.int64), torch.tensor([[5.0], [5.0]]))
     for arguments, message in [
         ((x, x, x, seeds, "cubic"), "form: expected one of linear, quadratic or None, got 'cubic'"),
-        ((x, x, x, seeds[:1], "linear"), r"seeds: expected \(2, m\) of int64, got \(1, 1\) of torch.int64"),
-        ((x, x, x, seeds.float(), "linear"), "seeds: expected .* got .* torch.float32"),
+        ((x, x, x, seeds._replace(group=seeds.group[:1]), "linear"), r"seeds.group: expected \(2, 5\) .* got \(1, 5\)"),
+        ((x, x, x, seeds._replace(group=seeds.group.int()), "linear"), "seeds.group: expected .* got .* torch.int32"),
+        ((x, x, x, seeds._replace(weights=seeds.group), "linear"), "seeds.weights: expected .* got .* torch.int64"),
+        ((x, x, x, seeds._replace(weights=seeds.weights[:, :0]), "linear"), r"seeds.weights: expected .* got \(2, 0\)"),
         ((x, x, x, seeds, "linear", torch.ones(2, 5)), r"mask: expected \(2, 5\) of torch.bool"),
     ]:
         with pytest.raises(InputError, match=message):
             seeded_attention(*arguments)
+    with pytest.raises(InputError, match=r"seeds.group: expected \(2, 6\)"):
+        move_seeds(torch.randn(2, 6, 4), seeds)
 
 
 def test_compiles_in_one_piece():
     torch._dynamo.reset()
     query, key = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(2))
-    scores = torch.rand(1, 20)
+    seeds = some_seeds(1, 20, 8)
 
     def loss(query, key):
-        output, context = seeded_attention(query, key, key, best_matches(scores, 8), "linear")
+        output, context = seeded_attention(query, key, key, move_seeds(query[:, 0], seeds), "linear")
         return output.square().sum() + context.square().sum()
 
     expected = torch.autograd.grad(loss(query, key), (query, key))

@@ -30,8 +30,6 @@ def trained(**settings) -> ANANet:
         torch.nn.init.normal_(network.side_encoder.linears[-1].weight, 0, 0.1)
     if network.feedback is not None:
         torch.nn.init.normal_(network.feedback.encoder.linears[-1].weight, 0, 0.1)
-    for head in network.seed_heads:
-        torch.nn.init.normal_(head.weight)
     return network
 
 

@@ -14,6 +14,4 @@ def network(**settings) -> ANANet:
             buffer.normal_(0, 0.3)
         if name.endswith("running_var"):
             buffer.uniform_(0.5, 2)
-    for head in made.seed_heads:
-        torch.nn.init.normal_(head.weight)
     return made

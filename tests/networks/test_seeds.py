@@ -1,55 +1,48 @@
-"""Which matches the first block attends to."""
+"""The groups that attention through seeds starts from."""
 
+import pytest
 import torch
 
-from ananet.networks.input import network_input
-from ananet.networks.seeds import NEIGHBOURS, crowding, first_scores, place_on_curve
-from tests.conftest import make_problem
+from ananet.networks.seeds import first_seeds, place_on_curve
 
 
 def test_the_curve_takes_one_bit_of_every_coordinate_in_turn():
     places = place_on_curve(torch.tensor([[[-2.0, -2, -2, -2], [2, 2, 2, 2], [0, -2, -2, -2], [-2, -2, -2, -1]]]))[0]
     assert places.tolist() == [0, 2**52 - 1, 8 * 2**48, 2**44]
-    assert place_on_curve(torch.tensor([[[9.0, -9, 2, 0]]])).isfinite().all()
+    cells = torch.randint(2**13, (1, 100, 4))
+    digits = ["".join(map("".join, zip(*(f"{x:013b}" for x in cell), strict=True))) for cell in cells[0].tolist()]
+    expected = [int(bits, 2) for bits in digits]
+    assert place_on_curve((cells + 0.5) / 2**11 - 2)[0].tolist() == expected
+    assert place_on_curve(torch.tensor([[[9.0, -9, 2, 0]]])).item() >= 0
 
 
-def test_crowding_is_the_mean_over_the_neighbours_on_a_closed_curve():
-    points = torch.rand(1, 30, 4) - 0.5
-    order = place_on_curve(points)[0].argsort().tolist()
-    found = crowding(points)[0]
-    for place, index in enumerate(order):
-        around = [order[(place + step) % 30] for step in range(-NEIGHBOURS, NEIGHBOURS + 1) if step]
-        squared = (points[0, around] - points[0, index]).square().sum(-1)
-        torch.testing.assert_close(found[index], (1 / (1 + squared / 1e-3)).mean())
-
-
-def test_right_matches_crowd_together():
-    problem = make_problem(inliers=500, outliers=1500)
-    matches = network_input(problem.matches, ())[None]
-    best = first_scores(matches, ())[0].argsort(descending=True)[:256]
-    assert problem.inlier[best].mean() > 1.5 * problem.inlier.mean()
+@pytest.mark.parametrize(("length", "count"), [(100, 7), (64, 64), (65, 64), (5, 64), (1, 4), (0, 4)])
+def test_first_groups_are_neighbours_on_the_curve_and_of_equal_size(length, count):
+    points = torch.rand(2, length, 4)
+    seeds = first_seeds(points, count)
+    assert seeds.weights.shape == (2, min(length, count)) and (seeds.weights.sum(1) == length).all()
+    if length:
+        assert seeds.weights.max() - seeds.weights.min() <= 1
+        along = seeds.group.gather(1, place_on_curve(points).argsort(1))
+        assert (along.diff(dim=1) >= 0).all()
+    for group, weights in zip(*seeds, strict=True):
+        assert torch.equal(group.bincount(minlength=len(weights)).float(), weights)
 
 
 def test_order_padding_and_other_pairs_do_not_matter():
     short, long = torch.rand(1, 20, 4), torch.rand(1, 50, 4)
     for filler in (0.5, torch.nan):
         padded = torch.cat([torch.cat([short, torch.full((1, 30, 4), filler)], dim=1), long])
-        found = crowding(padded, torch.arange(50) < torch.tensor([[20], [50]]))
-        torch.testing.assert_close(found[:1, :20], crowding(short))
-        torch.testing.assert_close(found[1:], crowding(long))
+        together = first_seeds(padded, 12, torch.arange(50) < torch.tensor([[20], [50]]))
+        for n, points in enumerate((short, long)):
+            alone = first_seeds(points, 12)
+            assert torch.equal(together.group[n, : points.shape[1]], alone.group[0])
+            assert torch.equal(together.weights[n], alone.weights[0])
     order = torch.randperm(50)
-    torch.testing.assert_close(crowding(long[:, order]), crowding(long)[:, order])
+    assert torch.equal(first_seeds(long[:, order], 12).group, first_seeds(long, 12).group[:, order])
 
 
-def test_side_input_is_added_where_it_is_known():
-    matches = torch.rand(2, 30, 8)
-    expected = crowding(matches[..., :4]) + matches[..., 4] + matches[..., 7]
-    torch.testing.assert_close(first_scores(matches, ("ratio", "size", "mutual")), expected)
-    unknown = torch.cat([matches[..., :4], torch.zeros(2, 30, 2)], dim=-1)
-    torch.testing.assert_close(first_scores(unknown, ("mutual", "ratio")), crowding(matches[..., :4]))
-
-
-def test_hardly_any_match():
-    for n in (0, 1, 2, 7):
-        assert crowding(torch.ones(2, n, 4)).tolist() == [[1.0] * n] * 2
-        assert crowding(torch.rand(2, n, 4), torch.zeros(2, n, dtype=torch.bool)).shape == (2, n)
+def test_padding_alone_and_equal_points():
+    padding = first_seeds(torch.rand(1, 9, 4), 3, torch.zeros(1, 9, dtype=torch.bool))
+    assert not padding.weights.any() and (padding.group < 3).all()
+    assert first_seeds(torch.ones(1, 9, 4), 3).group.tolist() == [[0, 0, 0, 1, 1, 1, 2, 2, 2]]

@@ -2,12 +2,12 @@
 
 Three implementations stand side by side: `reference` reads like the paper, `blocked` is for the CPU, `fused` for
 the GPU. `second_order_attention` picks one; the argument `backend` or the variable ANANET_ATTENTION overrides it.
-`seeded_attention` is the same through a few of the matches.
+`seeded_attention` is the same through means of groups of matches.
 """
 
-from ananet.attention.reference import FORMS, SEEDED_FORMS, Form
+from ananet.attention.reference import FORMS, SEEDED_FORMS, Form, Seeds
 from ananet.attention.second_order import BACKENDS, Backend, choose_backend, second_order_attention
-from ananet.attention.seeded import best_matches, seeded_attention
+from ananet.attention.seeded import move_seeds, seeded_attention
 
 __all__ = [
     "BACKENDS",
@@ -15,8 +15,9 @@ __all__ = [
     "SEEDED_FORMS",
     "Backend",
     "Form",
-    "best_matches",
+    "Seeds",
     "choose_backend",
+    "move_seeds",
     "second_order_attention",
     "seeded_attention",
 ]

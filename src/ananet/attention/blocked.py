@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ananet.attention.reference import log_weight
+
 # Bytes of the map in memory at once, for each thread: with a part of the keys and values they stay in the second-level
 # cache of a core, which other processes do not evict.
 BLOCK_BYTES = 2 * 2**20
@@ -21,30 +23,30 @@ def forward(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
     moments: int,
 ) -> tuple[Tensor, Tensor]:
-    """Output [B x H x M x V] and column moments sum_k a_ki^p, p = 1 .. moments, [moments x B x H x N].
+    """Output [B x H x M x V] and column moments sum_k w_k a_ki^p, p = 1 .. moments, [moments x B x H x N].
 
     Args:
         query: [B x H x M x D].
         key: [B x H x N x D].
         value: [B x H x N x V]; the key where it is None.
-        query_mask, key_mask: [B x M] and [B x N], True where a match is real; both None if all are.
+        query_weight, key_weight: [B x M] and [B x N], how many matches each stands for, or a mask; both None if each
+            stands for itself.
         moments: 0, 1 or 2.
     """
     q, k = as_maps(query), as_maps(key)
     v = k if value is None else as_maps(value)
     output = v.new_empty(*q.shape[:2], v.shape[2])
     columns = q.new_zeros(moments, k.shape[0], 1, k.shape[1])
-    one = q.new_ones(1, 1, 1)
-    for maps, rows, A in map_blocks(q, k, query_mask, key_mask):
+    weights = row_weights(q, query_weight)
+    for maps, rows, A in map_blocks(q, k, query_weight, key_weight):
         torch.bmm(A, v[maps], out=output[maps, rows])
-        # A product with ones adds columns up in half the time of a sum.
-        ones = one.expand(A.shape[0], 1, A.shape[1])
+        # A product, even with ones, adds columns up in half the time of a sum.
         for moment in range(moments):
-            columns[moment, maps].baddbmm_(ones, A if moment == 0 else A.square_())
+            columns[moment, maps].baddbmm_(weights[maps, :, rows], A if moment == 0 else A.square_())
     return output.to(query.dtype).view(*query.shape[:3], v.shape[2]), columns.view(moments, *key.shape[:3])
 
 
@@ -54,24 +56,26 @@ def backward(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients of query, key and value (added to that of the key where the value is None).
 
-    d a_ki = dO_k . V_i + g1_i + 2 a_ki g2_i, where g1 and g2 are the gradients of the column moments.
+    d a_ki = dO_k . V_i + w_k (g1_i + 2 a_ki g2_i), where g1 and g2 are the gradients of the column moments.
     """
     q, k, grad_out = as_maps(query), as_maps(key), as_maps(grad_output)
     v = k if value is None else as_maps(value)
     moments = grad_columns.shape[0]
     g = grad_columns.to(q.dtype).reshape(moments, len(k), 1, k.shape[1])
     grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for maps, rows, A in map_blocks(q, k, query_mask, key_mask):
+    weights = row_weights(q, query_weight)
+    for maps, rows, A in map_blocks(q, k, query_weight, key_weight):
         grad_A = torch.bmm(grad_out[maps, rows], v[maps].mT)
         if moments >= 1:
-            grad_A += g[0, maps]
-        if moments >= 2:
-            grad_A.addcmul_(A, g[1, maps], value=2)
+            weight = weights[maps, :, rows].mT
+            grad_A.addcmul_(weight, g[0, maps])
+            if moments >= 2:
+                grad_A.addcmul_(A * weight, g[1, maps], value=2)
         grad_v[maps].baddbmm_(A.mT, grad_out[maps, rows])
         grad_scores = softmax_backward(A, grad_A)
         torch.bmm(grad_scores, k[maps], out=grad_q[maps, rows])
@@ -92,15 +96,22 @@ def as_maps(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32)).flatten(0, 1)
 
 
+def row_weights(q: Tensor, query_weight: Tensor | None) -> Tensor:
+    """[BH x 1 x M] how many rows of the map each row stands for."""
+    if query_weight is None:
+        return q.new_ones(1).expand(len(q), 1, q.shape[1])
+    return query_weight.to(q.dtype).repeat_interleave(len(q) // max(len(query_weight), 1), 0)[:, None, :]
+
+
 def map_blocks(
-    q: Tensor, k: Tensor, query_mask: Tensor | None, key_mask: Tensor | None
+    q: Tensor, k: Tensor, query_weight: Tensor | None, key_weight: Tensor | None
 ) -> Iterator[tuple[slice, slice, Tensor]]:
     """The attention map by blocks: (which maps, which rows, [maps x rows x N] block). A block may be overwritten.
 
     Args:
         q: [BH x M x D].
         k: [BH x N x D].
-        query_mask, key_mask: [B x M] and [B x N], or both None.
+        query_weight, key_weight: as of `forward`.
     """
     (count, total_rows, width), length = q.shape, k.shape[1]
     if q.numel() == 0:
@@ -111,9 +122,12 @@ def map_blocks(
     at_once = min(count, max(1, block_bytes // (total_rows * row_bytes)))
     height = min(total_rows, max(MIN_ROWS, block_bytes // (at_once * row_bytes)))
     memory = q.new_empty(at_once * height * length)
-    real_query, real_key = (
-        None if mask is None else mask.repeat_interleave(count // len(mask), 0) for mask in (query_mask, key_mask)
-    )
+    real_query = real_key = bias = None
+    if query_weight is not None and key_weight is not None:
+        heads = count // len(key_weight)
+        real_query, real_key = (weight.repeat_interleave(heads, 0) > 0 for weight in (query_weight, key_weight))
+        if key_weight.dtype != torch.bool:
+            bias = log_weight(key_weight, q.dtype)[:, 0].repeat_interleave(heads, 0)
     for first in range(0, count, at_once):
         maps = slice(first, min(first + at_once, count))
         for top in range(0, total_rows, height):
@@ -121,12 +135,31 @@ def map_blocks(
             shape = (maps.stop - maps.start, rows.stop - rows.start, length)
             A = memory[: math.prod(shape)].view(shape)
             torch.bmm(q[maps, rows], k[maps].mT, out=A)
+            if bias is not None:
+                A += bias[maps]
             if real_key is not None:
                 A.masked_fill_(~real_key[maps, None, :], torch.finfo(A.dtype).min)
             torch.softmax(A, dim=-1, out=A)
             if real_query is not None and real_key is not None:
                 A *= real_key[maps, None, :] & real_query[maps, rows, None]
             yield maps, rows, A
+
+
+def nearest(points: Tensor, means: Tensor, offset: Tensor) -> Tensor:
+    """[B x N] which of the means [B x m x C] is nearest to every point [B x N x C], offset being their squared norms.
+
+    Points go through the [N x m] distances in blocks that stay in cache.
+    """
+    group = torch.zeros(points.shape[:2], dtype=torch.int64, device=points.device)
+    height = max(MIN_ROWS, BLOCK_BYTES * torch.get_num_threads() // (max(means.shape[1], 1) * points.element_size()))
+    if means.shape[1] == 0:
+        return group
+    for of_pair, *pair in zip(group, points, means, offset, strict=True):
+        at, to, norm = pair
+        for top in range(0, len(at), height):
+            rows = slice(top, top + height)
+            torch.argmin(torch.addmm(norm, at[rows], to.T, alpha=-2), dim=1, out=of_pair[rows])
+    return group
 
 
 def softmax_backward(A: Tensor, grad_A: Tensor) -> Tensor:

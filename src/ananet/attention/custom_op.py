@@ -13,8 +13,8 @@ def attend_and_sum_columns_plainly(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
     moments: int,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -24,8 +24,9 @@ def attend_and_sum_columns_plainly(
         query: [B x H x M x D].
         key: [B x H x N x D].
         value: [B x H x N x V], V being D, or 0 if column moments are all that is wanted; the key where it is None.
-        query_mask, key_mask: [B x M] and [B x N], True where a match is real; both None if all are.
-        moments: how many of sum_k a_ki and sum_k a_ki^2 are wanted: 0, 1 or 2.
+        query_weight, key_weight: [B x M] and [B x N], how many matches each stands for (0: padding), or a mask; both
+            None if each stands for itself. A key of weight w counts as w equal ones, a query as w rows.
+        moments: how many of sum_k w_k a_ki and sum_k w_k a_ki^2 are wanted: 0, 1 or 2.
         backend: "blocked" or "fused".
 
     Returns:
@@ -36,9 +37,9 @@ def attend_and_sum_columns_plainly(
         from ananet.attention import fused
 
         with torch.cuda.device_of(query):
-            output, log_sum, columns = fused.forward(query, key, value, query_mask, key_mask, moments)
+            output, log_sum, columns = fused.forward(query, key, value, query_weight, key_weight, moments)
         return output, columns, log_sum
-    output, columns = blocked.forward(query, key, value, query_mask, key_mask, moments)
+    output, columns = blocked.forward(query, key, value, query_weight, key_weight, moments)
     return output, columns, query.new_empty(0)
 
 
@@ -52,8 +53,8 @@ def _(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
     moments: int,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,8 +74,8 @@ def attend_and_sum_columns_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
     output: Tensor,
     log_sum: Tensor,
     backend: str,
@@ -84,9 +85,10 @@ def attend_and_sum_columns_backward(
         from ananet.attention import fused
 
         with torch.cuda.device_of(query):
-            grads = fused.backward(grad_output, grad_columns, query, key, value, query_mask, key_mask, output, log_sum)
+            given = (query, key, value, query_weight, key_weight)
+            grads = fused.backward(grad_output, grad_columns, *given, output, log_sum)
     else:
-        grads = blocked.backward(grad_output, grad_columns, query, key, value, query_mask, key_mask)
+        grads = blocked.backward(grad_output, grad_columns, query, key, value, query_weight, key_weight)
     return grads[0], grads[1], query.new_empty(0) if grads[2] is None else grads[2]
 
 
@@ -97,8 +99,8 @@ def _(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
     output: Tensor,
     log_sum: Tensor,
     backend: str,

@@ -10,8 +10,10 @@ delta_k = sum_i a_ki d a_ki before any of its gradients; the pass along rows col
 query's gradient, and takes it out at the end: dQ_k = sum_i a_ki d a_ki K_i - delta_k sum_i a_ki K_i. What is
 known of delta beforehand, dO_k . O_k and the mean of g1, is taken out at once, so that little cancels.
 
-Maps may be rectangular: M queries, N keys. Padding: a row that pads, or finds no key that is real, has a log-sum of
-+inf, which makes its a_ki = exp(s_ki - inf) = 0 in every later pass.
+Maps may be rectangular: M queries, N keys. Both may have weights w: a key counts as w equal ones in the sums of rows,
+which adds log w to its scores, and a query as w rows in those of columns, so d a_ki = dO_k . V_i + w_k (g1_i + 2 a_ki
+g2_i). Padding: a row that pads, or finds no key that is real, has a log-sum of +inf, which makes its a_ki =
+exp(s_ki - inf) = 0 in every later pass.
 """
 
 import math
@@ -36,18 +38,22 @@ class Tile(NamedTuple):
 
 
 class Real(NamedTuple):
-    """Which queries or keys are real: those before the lengths [B] where the mask [B x N] is True; None for all."""
+    """Which queries or keys are real: those before the lengths [B] where the mask [B x N] is True; None for all.
+
+    The weights [B x N], single precision, say how many each stands for; None for one.
+    """
 
     lengths: Tensor | None = None
     mask: Tensor | None = None
+    weights: Tensor | None = None
 
 
 def forward(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
     moments: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output [B x H x M x V], row log-sums [B x H x M], column moments [moments x B x H x N].
@@ -56,11 +62,12 @@ def forward(
         query: [B x H x M x D].
         key: [B x H x N x D].
         value: [B x H x N x V], V being D, or 0 where no output is wanted; the key where it is None.
-        query_mask, key_mask: [B x M] and [B x N], True where a match is real; both None if all are.
+        query_weight, key_weight: [B x M] and [B x N], how many matches each stands for, or a mask; both None if each
+            stands for itself.
         moments: 0, 1 or 2.
     """
     query, key, value = (_rows_contiguous(x) for x in (query, key, value))
-    queries, keys = _real_matches(query_mask, key_mask)
+    queries, keys = _real_matches(query_weight, key_weight)
     output = _empty_rows(query, query.shape[3] if value is None else value.shape[3])
     log_sum = query.new_empty(query.shape[:3], dtype=torch.float32)
     columns = query.new_empty(moments, *key.shape[:3], dtype=torch.float32)
@@ -77,16 +84,16 @@ def backward(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
     output: Tensor,
     log_sum: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients of query, key and value (added to that of the key where the value is None)."""
     query, key, value, output = (_rows_contiguous(x) for x in (query, key, value, output))
     grad_output = _rows_contiguous(grad_output.to(query.dtype))
-    queries, keys = _real_matches(query_mask, key_mask)
-    grad_columns = _centered(grad_columns.float(), key_mask)
+    queries, keys = _real_matches(query_weight, key_weight)
+    grad_columns = _centered(grad_columns.float(), key_weight)
     delta = torch.empty_like(log_sum)
     grad_query, grad_key = _empty_rows(query), _empty_rows(key)
     grad_value = None if value is None else _empty_rows(value)
@@ -100,7 +107,8 @@ def backward(
     if query.numel():
         tile = tile_for("query_gradient", query)
         _query_gradient[(triton.cdiv(height, tile.rows), batch * heads)](
-            query, key, values, output, grad_output, log_sum, grad_columns, grad_query, delta, queries.lengths, *keys,
+            query, key, values, output, grad_output, log_sum, grad_columns, grad_query, delta,
+            queries.lengths, queries.weights, *keys,
             *_strides(query), *_strides(key), *_strides(values), *_strides(output),
             *_strides(grad_output), *_strides(grad_query), grad_columns[:1].numel(), 1 / math.sqrt(width),
             ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **shared,
@@ -109,7 +117,7 @@ def backward(
         tile = tile_for("key_gradient", key)
         _key_gradient[(triton.cdiv(length, tile.keys), batch * heads)](
             query, key, values, grad_output, log_sum, delta, grad_columns, grad_key, grad_values,
-            queries.lengths, *keys, *_strides(query), *_strides(key), *_strides(values),
+            queries.lengths, queries.weights, *keys, *_strides(query), *_strides(key), *_strides(values),
             *_strides(grad_output), *_strides(grad_key), *_strides(grad_values),
             grad_columns[:1].numel(), 1 / math.sqrt(width),
             ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **shared,
@@ -136,7 +144,7 @@ def attend(
     tile = tile_for("attend", query, filled)
     values, written = key if value is None else value, query if output is None else output
     _attend[(triton.cdiv(height, tile.rows), batch * heads)](
-        query, key, values, written, log_sum, *queries, *keys,
+        query, key, values, written, log_sum, queries.lengths, queries.mask, *keys,
         *_strides(query), *_strides(key), *_strides(values), *_strides(written), 1 / math.sqrt(width),
         M=height, N=key.shape[2], HEADS=heads, OUTPUT=output is not None, SHARED=value is None,
         ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **_cut(query),
@@ -156,7 +164,7 @@ def sum_columns(
     batch, heads, length, width = key.shape
     tile = tile_for("sum_columns", key, filled)
     _sum_columns[(triton.cdiv(length, tile.keys), batch * heads)](
-        query, key, log_sum, columns, queries.lengths, *keys,
+        query, key, log_sum, columns, queries.lengths, queries.weights, *keys,
         *_strides(query), *_strides(key), columns[:1].numel(), 1 / math.sqrt(width),
         M=query.shape[2], N=length, HEADS=heads, MOMENTS=columns.shape[0], ROWS=tile.rows, KEYS=tile.keys,
         num_warps=tile.warps, num_stages=tile.stages, **_cut(query),
@@ -223,11 +231,17 @@ def _strides(x: Tensor) -> tuple[int, int, int]:
     return x.stride(0), x.stride(1), x.stride(2)
 
 
-def _real_matches(query_mask: Tensor | None, key_mask: Tensor | None) -> tuple[Real, Real]:
-    if query_mask is None or key_mask is None:
+def _real_matches(query_weight: Tensor | None, key_weight: Tensor | None) -> tuple[Real, Real]:
+    if query_weight is None or key_weight is None:
         return Real(), Real()
-    queries = Real(_lengths(query_mask), query_mask)
-    return queries, queries if key_mask is query_mask else Real(_lengths(key_mask), key_mask)
+    queries = _real_of(query_weight)
+    return queries, queries if key_weight is query_weight else _real_of(key_weight)
+
+
+def _real_of(weight: Tensor) -> Real:
+    """From weights or a mask."""
+    mask = weight > 0
+    return Real(_lengths(mask), mask, None if weight.dtype == torch.bool else weight.float().contiguous())
 
 
 def _lengths(mask: Tensor) -> Tensor:
@@ -236,16 +250,16 @@ def _lengths(mask: Tensor) -> Tensor:
     return (mask * position).amax(1) if mask.shape[1] else mask.sum(1, dtype=torch.int32)
 
 
-def _centered(grad_columns: Tensor, mask: Tensor | None) -> Tensor:
+def _centered(grad_columns: Tensor, key_weight: Tensor | None) -> Tensor:
     """Take the mean out of the gradient of the column sums: rows of A sum to one, so it changes nothing else."""
     grad_columns = grad_columns.contiguous()
     if grad_columns.shape[0] == 0 or grad_columns.numel() == 0:
         return grad_columns
     first = grad_columns[0]
-    if mask is None:
+    if key_weight is None:
         mean = first.mean(-1, keepdim=True)
     else:
-        real = mask[:, None, :]
+        real = key_weight[:, None, :] > 0
         mean = (first * real).sum(-1, keepdim=True) / real.sum(-1, keepdim=True).clamp_min(1)
     return torch.cat([(first - mean)[None], grad_columns[1:]])
 
@@ -306,19 +320,29 @@ def _real(MASK, batch, index, length, N):
 
 
 @triton.jit
+def _weight(WEIGHTS, batch, index, length, N):
+    """How many matches each of these stands for; 1 beyond the end."""
+    if WEIGHTS is None:
+        return tl.full(index.shape, 1.0, tl.float32)
+    return tl.load(WEIGHTS + batch * N + index, mask=index < length, other=1.0)
+
+
+@triton.jit
 def _attend_tile(
-    q, K, V, stride_k, stride_v, start, length, N, MASK, batch, scale, total, largest, accumulated,
+    q, K, V, stride_k, stride_v, start, length, N, MASK, WEIGHTS, batch, scale, total, largest, accumulated,
     OUTPUT: tl.constexpr, SHARED: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     PRECISION: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One tile of the online softmax. `scale` includes log2(e), so that exp2 does for exp."""
     index = start + tl.arange(0, KEYS)
     k = _load(K, start, stride_k, length, KEYS, WIDTH, PADDED, WHOLE)
-    scores = _dot(q, tl.trans(k), None, PRECISION)
+    scores = _dot(q, tl.trans(k), None, PRECISION) * scale
+    if WEIGHTS is not None:
+        scores += tl.log2(_weight(WEIGHTS, batch, index, length, N))[None, :]
     if not WHOLE or MASK is not None:
         scores = tl.where(_real(MASK, batch, index, length, N)[None, :], scores, -float("inf"))
-    larger = tl.maximum(largest, tl.max(scores, 1) * scale)
-    p = tl.exp2(scores * scale - larger[:, None])
+    larger = tl.maximum(largest, tl.max(scores, 1))
+    p = tl.exp2(scores - larger[:, None])
     shrink = tl.exp2(largest - larger)
     total = total * shrink + tl.sum(p, 1)
     if OUTPUT:
@@ -331,7 +355,7 @@ def _attend_tile(
 
 @triton.jit
 def _attend(
-    Q, K, V, OUT, LOG_SUM, QUERY_LENGTHS, QUERY_MASK, KEY_LENGTHS, KEY_MASK,
+    Q, K, V, OUT, LOG_SUM, QUERY_LENGTHS, QUERY_MASK, KEY_LENGTHS, KEY_MASK, KEY_WEIGHTS,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_on, scale, M, N,
     HEADS: tl.constexpr, OUTPUT: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
@@ -352,13 +376,13 @@ def _attend(
     whole = keys_to_visit // KEYS * KEYS
     for start in range(0, whole, KEYS):
         total, largest, accumulated = _attend_tile(
-            q, K, V, stride_kn, stride_vn, start, length, N, KEY_MASK, batch, scale * LOG2E, total, largest,
-            accumulated, OUTPUT, SHARED, KEYS, WIDTH, PADDED, PRECISION, True,
+            q, K, V, stride_kn, stride_vn, start, length, N, KEY_MASK, KEY_WEIGHTS, batch, scale * LOG2E, total,
+            largest, accumulated, OUTPUT, SHARED, KEYS, WIDTH, PADDED, PRECISION, True,
         )  # fmt: skip
     if whole < keys_to_visit:
         total, largest, accumulated = _attend_tile(
-            q, K, V, stride_kn, stride_vn, whole, length, N, KEY_MASK, batch, scale * LOG2E, total, largest,
-            accumulated, OUTPUT, SHARED, KEYS, WIDTH, PADDED, PRECISION, False,
+            q, K, V, stride_kn, stride_vn, whole, length, N, KEY_MASK, KEY_WEIGHTS, batch, scale * LOG2E, total,
+            largest, accumulated, OUTPUT, SHARED, KEYS, WIDTH, PADDED, PRECISION, False,
         )  # fmt: skip
     # A row that finds no real key gives nothing, as one that pads.
     real = _real(QUERY_MASK, batch, rows, height, M) & (length > 0)
@@ -372,7 +396,7 @@ def _attend(
 
 @triton.jit
 def _sum_columns(
-    Q, K, LOG_SUM, COLUMNS, QUERY_LENGTHS, KEY_LENGTHS, KEY_MASK,
+    Q, K, LOG_SUM, COLUMNS, QUERY_LENGTHS, QUERY_WEIGHTS, KEY_LENGTHS, KEY_MASK, KEY_WEIGHTS,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_moment, scale, M, N,
     HEADS: tl.constexpr, MOMENTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr,
@@ -382,6 +406,7 @@ def _sum_columns(
     keys = left + tl.arange(0, KEYS)
     Q += batch * stride_qb + head * stride_qh
     k = _load(K + batch * stride_kb + head * stride_kh, left, stride_kn, length, KEYS, WIDTH, PADDED, False)
+    log_weight = tl.log2(_weight(KEY_WEIGHTS, batch, keys, length, N))
     first = tl.zeros([KEYS], tl.float32)
     second = tl.zeros([KEYS], tl.float32)
     rows_to_visit = height
@@ -391,11 +416,12 @@ def _sum_columns(
         rows = start + tl.arange(0, ROWS)
         q = _load(Q, start, stride_qn, height, ROWS, WIDTH, PADDED, False)
         log_sum = tl.load(LOG_SUM + map * M + rows, mask=rows < height, other=float("inf")) * LOG2E
-        scores = _dot(k, tl.trans(q), None, PRECISION)
-        a = tl.exp2(scores * (scale * LOG2E) - log_sum[None, :])
-        first += tl.sum(a, 1)
+        scores = _dot(k, tl.trans(q), None, PRECISION) * (scale * LOG2E) + log_weight[:, None]
+        a = tl.exp2(scores - log_sum[None, :])
+        weight = _weight(QUERY_WEIGHTS, batch, rows, height, M)[None, :]
+        first += tl.sum(a * weight, 1)
         if MOMENTS == 2:
-            second += tl.sum(a * a, 1)
+            second += tl.sum(a * a * weight, 1)
     real = _real(KEY_MASK, batch, keys, length, N)
     pointers = COLUMNS + map * N + keys
     tl.store(pointers, tl.where(real, first, 0.0), mask=keys < N)
@@ -427,7 +453,8 @@ def _write_panel(
 
 @triton.jit
 def _query_gradient(
-    Q, K, V, OUT, GRAD_O, LOG_SUM, GRAD_COLUMNS, GRAD_Q, DELTA, QUERY_LENGTHS, KEY_LENGTHS, KEY_MASK,
+    Q, K, V, OUT, GRAD_O, LOG_SUM, GRAD_COLUMNS, GRAD_Q, DELTA,
+    QUERY_LENGTHS, QUERY_WEIGHTS, KEY_LENGTHS, KEY_MASK, KEY_WEIGHTS,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn, stride_db, stride_dh, stride_dn,
     stride_moment, scale, M, N,
@@ -448,6 +475,7 @@ def _query_gradient(
         o = _load(OUT + batch * stride_ob + head * stride_oh, top, stride_on, height, ROWS, WIDTH, PADDED, False)
         grad_o = _load(GRAD_O, top, stride_gn, height, ROWS, WIDTH, PADDED, False)
         known = tl.sum(o.to(tl.float32) * grad_o.to(tl.float32), 1)
+    weight = _weight(QUERY_WEIGHTS, batch, rows, height, M)[:, None]
     rest = tl.zeros([ROWS], tl.float32)
     accumulated = tl.zeros([ROWS, PADDED], tl.float32)
     attended = tl.zeros([ROWS, PADDED], tl.float32)
@@ -460,16 +488,19 @@ def _query_gradient(
         v = k
         if OUTPUT and not SHARED:
             v = _load(V, start, stride_vn, length, KEYS, WIDTH, PADDED, False)
-        scores = _dot(q, tl.trans(k), None, PRECISION)
-        a = tl.exp2(scores * (scale * LOG2E) - log_sum[:, None])
+        scores = _dot(q, tl.trans(k), None, PRECISION) * (scale * LOG2E)
+        if KEY_WEIGHTS is not None:
+            scores += tl.log2(_weight(KEY_WEIGHTS, batch, keys, length, N))[None, :]
+        a = tl.exp2(scores - log_sum[:, None])
         grad_a = tl.zeros([ROWS, KEYS], tl.float32)
         if OUTPUT:
             grad_a = _dot(grad_o, tl.trans(v), None, PRECISION) - known[:, None]
         real = _real(KEY_MASK, batch, keys, length, N)
         if MOMENTS >= 1:
-            grad_a += tl.load(GRAD_COLUMNS + keys, mask=real, other=0.0)[None, :]
+            grad_a += weight * tl.load(GRAD_COLUMNS + keys, mask=real, other=0.0)[None, :]
         if MOMENTS == 2:
-            grad_a += a * (2 * tl.load(GRAD_COLUMNS + stride_moment + keys, mask=real, other=0.0))[None, :]
+            second = 2 * tl.load(GRAD_COLUMNS + stride_moment + keys, mask=real, other=0.0)
+            grad_a += weight * a * second[None, :]
         # Keys beyond the end are zero vectors and add nothing to the products, but would to the sum.
         weighted = tl.where(real[None, :], a * grad_a, 0.0)
         accumulated = _dot(weighted.to(k.dtype), k, accumulated, PRECISION)
@@ -487,7 +518,8 @@ def _query_gradient(
 
 @triton.jit
 def _key_gradient(
-    Q, K, V, GRAD_O, LOG_SUM, DELTA, GRAD_COLUMNS, GRAD_K, GRAD_V, QUERY_LENGTHS, KEY_LENGTHS, KEY_MASK,
+    Q, K, V, GRAD_O, LOG_SUM, DELTA, GRAD_COLUMNS, GRAD_K, GRAD_V,
+    QUERY_LENGTHS, QUERY_WEIGHTS, KEY_LENGTHS, KEY_MASK, KEY_WEIGHTS,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_gb, stride_gh, stride_gn, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
     stride_moment, scale, M, N,
@@ -510,6 +542,7 @@ def _key_gradient(
         first = tl.load(GRAD_COLUMNS + map * N + keys, mask=real, other=0.0)
     if MOMENTS == 2:
         second = 2 * tl.load(GRAD_COLUMNS + stride_moment + map * N + keys, mask=real, other=0.0)
+    log_weight = tl.log2(_weight(KEY_WEIGHTS, batch, keys, length, N))
     grad_k = tl.zeros([KEYS, PADDED], tl.float32)
     grad_v = tl.zeros([KEYS, PADDED], tl.float32)
     rows_to_visit = height
@@ -522,17 +555,18 @@ def _key_gradient(
             grad_o = _load(GRAD_O, start, stride_gn, height, ROWS, WIDTH, PADDED, False)
         log_sum = tl.load(LOG_SUM + map * M + rows, mask=rows < height, other=float("inf")) * LOG2E
         delta = tl.load(DELTA + map * M + rows, mask=rows < height, other=0.0)
-        scores = _dot(k, tl.trans(q), None, PRECISION)
-        a = tl.exp2(scores * (scale * LOG2E) - log_sum[None, :])
+        scores = _dot(k, tl.trans(q), None, PRECISION) * (scale * LOG2E) + log_weight[:, None]
+        a = tl.exp2(scores - log_sum[None, :])
         grad_a = tl.zeros([KEYS, ROWS], tl.float32)
         if OUTPUT:
             grad_v = _dot(a.to(grad_o.dtype), grad_o, grad_v, PRECISION)
             grad_a = _dot(v, tl.trans(grad_o), None, PRECISION)
         grad_a -= delta[None, :]
+        weight = _weight(QUERY_WEIGHTS, batch, rows, height, M)[None, :]
         if MOMENTS >= 1:
-            grad_a += first[:, None]
+            grad_a += weight * first[:, None]
         if MOMENTS == 2:
-            grad_a += a * second[:, None]
+            grad_a += weight * a * second[:, None]
         grad_k = _dot((a * grad_a).to(q.dtype), q, grad_k, PRECISION)
     grad_k = grad_k * scale
     if SHARED:

@@ -7,7 +7,7 @@ same matches attend to i and to j. The attention-consistent context h_i is drawn
 
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -21,23 +21,28 @@ SEEDED_FORMS: tuple[Form, ...] = ("linear", "quadratic")
 
 
 def attention_map(
-    query: Tensor, key: Tensor, query_mask: Tensor | None = None, key_mask: Tensor | None = None
+    query: Tensor, key: Tensor, query_weight: Tensor | None = None, key_weight: Tensor | None = None
 ) -> Tensor:
-    """A = softmax(Q K^T / sqrt(d)), [B x H x M x N]; rows and columns of padding are zero.
+    """A = softmax(Q K^T / sqrt(d)), [B x H x M x N], where a key of weight w counts as w equal ones.
 
     Args:
         query: [B x H x M x D].
         key: [B x H x N x D].
-        query_mask, key_mask: [B x M] and [B x N], True where a match is real; both None if all are.
+        query_weight, key_weight: [B x M] and [B x N], how many matches each stands for, or a mask; both None if each
+            stands for itself. Rows and columns of weight 0, padding, are zero.
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    if query_mask is None or key_mask is None:
+    if query_weight is None or key_weight is None:
         return scores.softmax(dim=-1)
-    real_key = key_mask[:, None, None, :]
-    real_query = query_mask[:, None, :, None]
+    real_key, real_query = key_weight[:, None, None, :] > 0, query_weight[:, None, :, None] > 0
     # A finite minimum, not -inf: a pair without any match has no NaN rows, and zeros replace them below.
-    scores = scores.masked_fill(~real_key, torch.finfo(scores.dtype).min)
+    scores = (scores + log_weight(key_weight, scores.dtype)).masked_fill(~real_key, torch.finfo(scores.dtype).min)
     return scores.softmax(dim=-1) * (real_key & real_query)
+
+
+def log_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B x N] weights to what is added to the scores of keys, [B x 1 x 1 x N]; finite where a weight is 0."""
+    return weight.to(dtype).clamp_min(torch.finfo(dtype).tiny).log()[:, None, None, :]
 
 
 def cubic_form(A: Tensor, count: Tensor | int) -> Tensor:
@@ -87,44 +92,59 @@ def second_order_attention(
     return A @ value, CONTEXT[form](A, real_count(query, mask))
 
 
+class Seeds(NamedTuple):
+    """Groups of matches. The mean of a group, its seed, stands for all matches in it."""
+
+    group: Tensor
+    """[B x N] the group of every match, from 0 to m - 1; any of these at padding."""
+    weights: Tensor
+    """[B x m] how many matches each seed stands for; a group may be empty."""
+
+
 def seeded_attention(
-    query: Tensor, key: Tensor, value: Tensor, seeds: Tensor, form: Form | None, mask: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, seeds: Seeds, form: Form | None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention through m of N matches, the seeds, by two thin maps in place of the square one.
+    """Attention through the seeds of m groups of matches, by two thin maps in place of the square one.
 
-    All matches attend to the seeds, T = softmax(Q K_s^T / sqrt(d)): the output is T V_s. The seeds attend to all
-    matches, S = softmax(Q_s K^T / sqrt(d)): each of its rows stands for N / m rows of the square map, so
+    Seed k stands for w_k matches; the weights add up to N. Q_s, K_s and V_s are means over groups. All matches attend
+    to the seeds, where a seed counts as w_k equal keys: T = softmax(Q K_s^T / sqrt(d) + log w), and the output is
+    T V_s. The seeds attend to all matches, S = softmax(Q_s K^T / sqrt(d)): row k stands for w_k rows of the square
+    map, so
 
-        linear:     h_i = sqrt(2) (c_i - c_i^2 / N) with c_i = N / m sum_k s_ki
-        quadratic:  h_i = sqrt(2) N / m (sum_k s_ki - sum_k s_ki^2)
+        linear:     h_i = sqrt(2) (c_i - c_i^2 / N) with c_i = sum_k w_k s_ki
+        quadratic:  h_i = sqrt(2) (sum_k w_k s_ki - sum_k w_k s_ki^2)
 
     Args:
         query, key, value: [B x H x N x D].
-        seeds: [B x m] different indices of matches; those of padding are left out.
         form: of the context; None for first-order attention alone.
-        mask: [B x N], True where a match is real; None if all are.
+        mask: [B x N], True where a match is real; None if all are. Padding is zero.
 
     Returns:
         The output, [B x H x N x D], and the context h, [B x H x N] (None without a form); zero at padding.
     """
-    query_s, key_s, value_s = (take_seeds(x, seeds) for x in (query, key, value))
-    seed_mask = None if mask is None else mask.gather(1, seeds)
-    T = attention_map(query, key_s, mask, seed_mask)
+    query_s, key_s, value_s = (group_means(x, seeds) for x in (query, key, value))
+    real = torch.ones_like(query[:, 0, :, 0], dtype=torch.bool) if mask is None else mask
+    T = attention_map(query, key_s, real, seeds.weights)
     if form is None:
         return T @ value_s, None
-    S = attention_map(query_s, key, seed_mask, mask)
-    # In single precision at least: sums times N leave the range of half.
+    S = attention_map(query_s, key, seeds.weights, real)
+    # In single precision at least: sums over all matches leave the range of half.
     S = S.to(torch.promote_types(S.dtype, torch.float32))
-    N, m = real_count(query, mask), real_count(query_s, seed_mask)
-    column_sum = S.sum(-2) * N / m
+    weighted = S * seeds.weights.to(S.dtype)[:, None, :, None]
+    column_sum = weighted.sum(-2)
     if form == "linear":
-        return T @ value_s, math.sqrt(2) * (column_sum - column_sum.square() / N)
-    return T @ value_s, math.sqrt(2) * (column_sum - S.square().sum(-2) * N / m)
+        return T @ value_s, math.sqrt(2) * (column_sum - column_sum.square() / real_count(query, mask))
+    return T @ value_s, math.sqrt(2) * (column_sum - (weighted * S).sum(-2))
 
 
-def take_seeds(x: Tensor, seeds: Tensor) -> Tensor:
-    """[B x H x N x D] to the [B x H x m x D] of the seeds."""
-    return x.gather(2, seeds[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+def group_means(x: Tensor, seeds: Seeds) -> Tensor:
+    """[B x H x N x D], zero at padding, to the means of groups, [B x H x m x D]; zero for empty ones."""
+    # Sums over many matches leave the range of half precision.
+    rows = x.transpose(1, 2).flatten(2).to(torch.promote_types(x.dtype, torch.float32))
+    sums = rows.new_zeros(*seeds.weights.shape, rows.shape[2])
+    sums = sums.scatter_add(1, seeds.group[..., None].expand_as(rows), rows)
+    means = sums / seeds.weights.to(rows.dtype).clamp_min(1)[..., None]
+    return means.to(x.dtype).unflatten(2, (x.shape[1], -1)).transpose(1, 2)
 
 
 def real_count(x: Tensor, mask: Tensor | None) -> Tensor | int:

@@ -1,13 +1,15 @@
 """Attention through seeds: linear in the number of matches.
 
-`reference` has the two equations; the other paths never hold more than blocks or tiles of the two thin maps.
+Matches with similar features attend alike, and are attended to alike: the features of a match follow from its own
+input and from what all matches have in common. So a group of them can act as one, its mean, the seed. `reference` has
+the two equations; the other paths never hold more than blocks or tiles of the two thin maps.
 """
 
 import torch
 from torch import Tensor
 
-from ananet.attention import reference
-from ananet.attention.reference import SEEDED_FORMS, Form, real_count, take_seeds
+from ananet.attention import blocked, reference
+from ananet.attention.reference import SEEDED_FORMS, Form, Seeds, group_means, real_count
 from ananet.attention.second_order import (
     MOMENTS,
     Backend,
@@ -19,26 +21,30 @@ from ananet.attention.second_order import (
 )
 from ananet.errors import InputError
 
+# Leading features that say which seed is nearest: as good as all 128 (docs/speed.md), in a quarter of the time.
+COMPARED = 32
+
 
 def seeded_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    seeds: Tensor,
+    seeds: Seeds,
     form: Form | None,
     mask: Tensor | None = None,
     *,
     backend: Backend | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """First-order output and attention-consistent context through m of N matches, the seeds, in O(N m).
+    """First-order output and attention-consistent context through m seeds, in O(N m).
 
-    All matches attend to the seeds, which gives the output. The seeds attend to all matches, and N / m times what a
-    match receives from them takes the place of what it would receive from all. With all matches as seeds it is
+    A seed is the mean of a group of matches and counts as many times as the group has members. All matches attend to
+    the seeds, which gives the output. The seeds attend to all matches, and the weighted sum of what a match receives
+    from them takes the place of what it would receive from all. With every match in a group of its own it is
     `second_order_attention`.
 
     Args:
         query, key, value: [B x H x N x D].
-        seeds: [B x m] different indices of matches, as `best_matches` gives them; those of padding are left out.
+        seeds: as `ananet.networks.seeds.first_seeds` and `move_seeds` give them.
         form: "linear" or "quadratic" context; None for first-order attention alone.
         mask: [B x N], True where a match is real; None if all are. Padding may hold anything.
         backend: "reference", "blocked" or "fused"; None for the best one here.
@@ -48,8 +54,7 @@ def seeded_attention(
         where the input is in half. Both are zero at padding.
     """
     check_attention(query, key, value, form, SEEDED_FORMS, mask)
-    if seeds.dim() != 2 or seeds.shape[0] != query.shape[0] or seeds.dtype != torch.int64:
-        raise InputError(f"seeds: expected ({query.shape[0]}, m) of int64, got {tuple(seeds.shape)} of {seeds.dtype}")
+    check_seeds(seeds, query.shape[0], query.shape[2])
     shared = value is key
     if mask is not None:
         padding = ~mask[:, None, :, None]
@@ -58,28 +63,54 @@ def seeded_attention(
     chosen = choose_backend(query.device, backend)
     if chosen == "reference":
         return reference.seeded_attention(query, key, value, seeds, form, mask)
-    attend = attention_operator(query)
-    seed_mask = None if mask is None else mask.gather(1, seeds)
-    seed_value = None if shared else take_seeds(value, seeds)
-    output, _, _ = attend(query, take_seeds(key, seeds), seed_value, mask, seed_mask, 0, chosen)
+    attend, weights = attention_operator(query), seeds.weights
+    # A mask even where all are real: seeds have weights, and either both sides have or none.
+    real = torch.ones_like(query[:, 0, :, 0], dtype=torch.bool) if mask is None else mask
+    seed_value = None if shared else group_means(value, seeds)
+    output, _, _ = attend(query, group_means(key, seeds), seed_value, real, weights, 0, chosen)
     if form is None:
         return output, None
-    seed_query = take_seeds(query, seeds)
-    _, columns, _ = attend(seed_query, key, key[..., :0], seed_mask, mask, MOMENTS[form], chosen)
-    count = real_count(query, mask)
-    columns = columns * count / real_count(seed_query, seed_mask)
-    return output, linear_form(columns, count) if form == "linear" else quadratic_form(columns)
+    _, columns, _ = attend(group_means(query, seeds), key, key[..., :0], weights, real, MOMENTS[form], chosen)
+    return output, linear_form(columns, real_count(query, mask)) if form == "linear" else quadratic_form(columns)
 
 
-def best_matches(scores: Tensor, count: int, mask: Tensor | None = None) -> Tensor:
-    """[B x min(count, N)] indices of the matches with the highest scores [B x N], best first, ties by index.
+@torch.no_grad()
+def move_seeds(features: Tensor, seeds: Seeds, mask: Tensor | None = None, *, backend: Backend | None = None) -> Seeds:
+    """Put every match into the group whose mean is nearest, by its features: a step of k-means, in O(N m).
 
-    Padding comes last, so it is among them only in pairs of fewer than `count` matches.
+    Groups follow the features from block to block, so one step before each is enough. Pairs with no more matches than
+    groups keep a group for every match. Of equally near groups the first is taken.
+
+    Args:
+        features: [B x N x C].
+        seeds: the groups so far.
+        mask: [B x N], True where a match is real; None if all are. Padding may hold anything.
+        backend: as for `seeded_attention`.
     """
-    scores = scores.detach()
+    check_seeds(seeds, *features.shape[:2])
+    count = seeds.weights.shape[1]
+    compared = features[..., :COMPARED]
+    compared = compared.to(torch.promote_types(compared.dtype, torch.float32))
+    real = torch.ones_like(seeds.group, dtype=torch.bool) if mask is None else mask
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    # topk does not say which of equals it takes.
-    order = scores.sort(dim=1, descending=True, stable=True).indices
-    # By index, not by slice, which an exporter would bind to N >= count.
-    return order.index_select(1, torch.arange(torch.sym_min(count, scores.shape[1]), device=scores.device))
+        compared = compared.masked_fill(~mask[..., None], 0.0)
+    means = group_means(compared[:, None], seeds)[:, 0]
+    # |x - c|^2 but for |x|^2, which is the same for all groups.
+    offset = means.square().sum(-1).masked_fill(seeds.weights == 0, torch.inf)
+    if choose_backend(features.device, backend) == "blocked" and not torch.compiler.is_compiling():
+        group = blocked.nearest(compared, means, offset)
+    else:
+        group = (offset[:, None] - 2 * compared @ means.mT).argmin(-1) if count else seeds.group
+    group = torch.where(real.sum(1, keepdim=True) > count, group, seeds.group)
+    return Seeds(group, torch.zeros_like(seeds.weights).scatter_add(1, group, real.to(seeds.weights.dtype)))
+
+
+def check_seeds(seeds: Seeds, batch: int, length: int) -> None:
+    group, weights = seeds
+    if group.shape != (batch, length) or group.dtype != torch.int64:
+        expected = f"({batch}, {length}) of torch.int64"
+        raise InputError(f"seeds.group: expected {expected}, got {tuple(group.shape)} of {group.dtype}")
+    few = weights.dim() != 2 or weights.shape[0] != batch or (weights.shape[1] == 0 and length > 0)
+    if few or weights.dtype != torch.float32:
+        expected = f"({batch}, m) of torch.float32, m at least 1"
+        raise InputError(f"seeds.weights: expected {expected}, got {tuple(weights.shape)} of {weights.dtype}")

@@ -14,21 +14,27 @@ from torch import Tensor, nn
 
 from ananet._util.checks import check_whole_number
 from ananet._util.defaults import INLIER_DISTANCE
-from ananet.attention import SEEDED_FORMS, Form, best_matches, reference, second_order_attention, seeded_attention
+from ananet.attention import (
+    SEEDED_FORMS,
+    Form,
+    Seeds,
+    move_seeds,
+    reference,
+    second_order_attention,
+    seeded_attention,
+)
 from ananet.attention.reference import CONTEXT, attention_map
 from ananet.errors import InputError
 from ananet.networks.base import (
     BlockView,
     Network,
     NetworkSettings,
-    Supervision,
-    inlier_weights,
     rescale_linear,
     zero_at_padding,
 )
 from ananet.networks.consensus import distance_to_consensus
 from ananet.networks.layers import PointwiseMLP
-from ananet.networks.seeds import first_scores
+from ananet.networks.seeds import first_seeds
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,8 @@ class ANANetSettings(NetworkSettings):
     """Whether the last block is shown how far every match lies from the geometry that the blocks before it agree on.
     Not in the paper."""
     seeds: int = 0
-    """How many matches each block attends to, those that look best so far; 0 for all of them, as in the paper."""
+    """Into how many groups of similar matches the blocks put all matches, to attend to the means of the groups; 0 to
+    attend to every match, as in the paper. Any weights work with any number; fewer are faster, and less exact."""
 
     def check(self) -> None:
         # The bounds keep a broken weight file from taking all memory.
@@ -106,7 +113,7 @@ class ANABlock(nn.Module):
         """[B x N x C] to [B x H x N x C/H]."""
         return x.unflatten(-1, (self.settings.heads, -1)).transpose(1, 2)
 
-    def forward(self, features: Tensor, mask: Tensor | None = None, seeds: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, mask: Tensor | None = None, seeds: Seeds | None = None) -> Tensor:
         query, key = self.heads(self.query(features)), self.heads(self.key(features))
         value = key if self.value is None else self.heads(self.value(features))
         form = None if self.second_order is None else self.settings.form
@@ -119,7 +126,7 @@ class ANABlock(nn.Module):
         consistent = self.output(attended.transpose(1, 2).flatten(2))
         return self.norm(self.merge(torch.cat([features, consistent], dim=-1), mask))
 
-    def view(self, features: Tensor, seeds: Tensor | None = None) -> BlockView:
+    def view(self, features: Tensor, seeds: Seeds | None = None) -> BlockView:
         """The block's attention map, built again from features [1 x N x C] by the plain reference."""
         query, key = self.heads(self.query(features)), self.heads(self.key(features))
         form = None if self.second_order is None else self.settings.form
@@ -127,8 +134,11 @@ class ANABlock(nn.Module):
             attention = attention_map(query, key)
             context = None if form is None else CONTEXT[form](attention, attention.shape[-1])
         else:
-            attention = query.new_zeros(*query.shape[:3], query.shape[2])
-            attention[..., seeds[0]] = attention_map(query, reference.take_seeds(key, seeds))
+            real = torch.ones_like(features[..., 0], dtype=torch.bool)
+            attention = attention_map(query, reference.group_means(key, seeds), real, seeds.weights)
+            # What a seed receives is shared by the matches of its group.
+            shared = attention / seeds.weights.clamp_min(1)[:, None, None]
+            attention = shared.gather(3, seeds.group[:, None, None].expand(*query.shape[:3], -1))
             _, context = reference.seeded_attention(query, key, key, seeds, form)
         if self.second_order is None or context is None:
             return BlockView(attention[0])
@@ -160,27 +170,15 @@ def distance_channels(distance: Tensor) -> Tensor:
     return torch.stack([logarithm, torch.exp(-distance / INLIER_DISTANCE)], dim=-1)
 
 
-class SeedHead(nn.Linear):
-    """Says which matches look right after some blocks, by what is added to their first scores."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width, 1)
-        # All blocks attend to the same matches at first, so that a network without seeds can be trained on with them.
-        nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.bias)
-
-
 class Steps(NamedTuple):
     """What one pass through the network leaves behind."""
 
     features: list[Tensor]
     """[B x N x C] input of every block, and the output of the last."""
-    seeds: list[Tensor | None]
-    """[B x m] matches that every block attends to; None for all."""
+    seeds: list[Seeds | None]
+    """The groups of matches whose means every block attends to; None if it attends to all matches."""
     stages: list[Tensor]
     """[B x N] logits of the feedback, if there is any, and the final ones."""
-    layers: list[Tensor]
-    """[B x N] logits that chose the seeds of every block but the first."""
 
 
 class ANANet(Network):
@@ -202,7 +200,6 @@ class ANANet(Network):
         self.blocks = nn.ModuleList(ANABlock(self.settings) for _ in range(self.settings.blocks))
         self.feedback = GeometricFeedback(width) if self.settings.feedback else None
         self.head = nn.Linear(width, 1)
-        self.seed_heads = nn.ModuleList(SeedHead(width) for _ in self.blocks[1:] if self.settings.seeds)
 
     def encode(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
         """[B x N x channels] to the features that enter the first block, [B x N x width]."""
@@ -223,24 +220,16 @@ class ANANet(Network):
     def stages(self, matches: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         return self._steps(matches, mask).stages
 
-    def supervision(self, matches: Tensor, mask: Tensor | None = None) -> Supervision:
-        steps = self._steps(matches, mask)
-        return Supervision(steps.stages, steps.layers, [inlier_weights(logits.float()) for logits in steps.stages])
-
     def _steps(self, matches: Tensor, mask: Tensor | None = None) -> Steps:
-        features, seeds = self.encode(matches, mask), None
-        scores = first_scores(matches, self.settings.side, mask) if self.settings.seeds else None
-        steps = Steps([], [], [], [])
+        features = self.encode(matches, mask)
+        seeds = first_seeds(matches[..., :4], self.settings.seeds, mask) if self.settings.seeds else None
+        steps = Steps([], [], [])
         for number, block in enumerate(self.blocks):
             if self.feedback is not None and number == len(self.blocks) - 1:
-                features, logits = self.feedback(features, matches, mask)
-                steps.stages.append(logits)
-            if scores is not None:
-                logits = scores
-                if number > 0:
-                    logits = zero_at_padding(scores + self.seed_heads[number - 1](features)[..., 0], mask)
-                    steps.layers.append(logits)
-                seeds = best_matches(logits, self.settings.seeds, mask)
+                features, believed = self.feedback(features, matches, mask)
+                steps.stages.append(believed)
+            if seeds is not None:
+                seeds = move_seeds(features, seeds, mask)
             steps.features.append(features)
             steps.seeds.append(seeds)
             features = block(features, mask, seeds)
@@ -255,7 +244,7 @@ class ANANet(Network):
         steps = self._steps(matches)
         entering = zip(self.blocks, steps.features[:-1], steps.seeds, strict=True)
         return [
-            block.view(features[:1], None if seeds is None else seeds[:1])  # type: ignore[operator]
+            block.view(features[:1], None if seeds is None else Seeds(*(x[:1] for x in seeds)))  # type: ignore[operator]
             for block, features, seeds in entering
         ]
 
@@ -265,7 +254,7 @@ class ANANet(Network):
     def start_from(self, other: Network) -> None:
         """Take over the weights of any form and any number of seeds.
 
-        Side input, feedback or seed heads that the other lacks have no effect at first.
+        Side input or feedback that the other lacks has no effect at first.
         """
         have = other.settings
         if isinstance(have, ANANetSettings):

@@ -1,69 +1,50 @@
-"""Which matches blocks attend to first: those that look right before any block has seen them.
+"""The groups of matches that attention through seeds starts from: neighbours on a space-filling curve.
 
-Right matches lie close together in the four dimensions x0 y0 x1 y1, since neighbours move alike; wrong ones are
-scattered. Neighbours are looked for along a space-filling curve, in O(N log N).
+Matches that lie close together in the four dimensions x0 y0 x1 y1 have similar features, and mostly follow each other
+on the curve, which takes O(N log N).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from ananet.networks.input import MAX_COORDINATE, SIDE_INPUT
+from ananet.attention import Seeds
+from ananet.networks.input import MAX_COORDINATE
 
-# Levels of the curve; with four bits each they fill the 52 of double precision. The finest cells are half a pixel.
-LEVELS = 13
-# Neighbours before and after a match on the curve.
-NEIGHBOURS = 4
-# Squared distance at which a neighbour counts one half: some twenty pixels of a photo.
-CLOSE = 1e-3
+# Bits of each coordinate: cells of half a pixel.
+BITS = 13
+# Moves the bits of a number of at most 16 bits four places apart: shifts, and what stays of the number and its shift.
+SPREAD = ((24, 0x000000FF000000FF), (12, 0x000F000F000F000F), (6, 0x0303030303030303), (3, 0x1111111111111111))
 
 
 @torch.no_grad()
-def first_scores(matches: Tensor, side: Sequence[str], mask: Tensor | None = None) -> Tensor:
-    """[B x N]: how crowded it is around a match, 1 - ratio and the mutual flag, added up; what is not known counts 0.
+def first_seeds(points: Tensor, count: int, mask: Tensor | None = None) -> Seeds:
+    """At most `count` groups of equal size, each of neighbours on the curve; one match each if there are no more.
 
     Args:
-        matches: [B x N x channels], coordinates and the side input named by `side`.
-        mask: [B x N], True where a match is real.
-    """
-    scores, channel = crowding(matches[..., :4], mask), 4
-    for name in side:
-        if name in ("ratio", "mutual"):
-            scores = scores + matches[..., channel]
-        channel += SIDE_INPUT[name]
-    return scores
-
-
-def crowding(points: Tensor, mask: Tensor | None = None) -> Tensor:
-    """[B x N] in (0, 1]: mean of 1 / (1 + d^2 / CLOSE) over the neighbours on the curve, d being their distance.
-
-    The curve is closed: its ends are neighbours. Points are [B x N x 4]; what padding gets means nothing.
+        points: [B x N x 4].
+        mask: [B x N], True where a match is real; None if all are. Padding may hold anything.
     """
     place = place_on_curve(points)
-    if mask is not None:
-        place = place.masked_fill(~mask, torch.inf)
+    length = points.shape[1]
+    if mask is None:
+        real = torch.full((1, 1), length, device=points.device)
+    else:
+        place, real = place.masked_fill(~mask, torch.iinfo(place.dtype).max), mask.sum(1, keepdim=True)
     order = place.sort(dim=1, stable=True).indices
-    ordered = points.gather(1, order[..., None].expand_as(points))
-    here = torch.arange(points.shape[1], device=points.device)
-    length = here.new_full((1, 1), points.shape[1]) if mask is None else mask.sum(1, keepdim=True).clamp_min(1)
-    total = torch.zeros_like(ordered[..., 0])
-    for step in (*range(-NEIGHBOURS, 0), *range(1, NEIGHBOURS + 1)):
-        there = ((here + step) % length).expand_as(order)
-        distance = (ordered - ordered.gather(1, there[..., None].expand_as(points))).square().sum(-1)
-        total = total + 1 / (1 + distance / CLOSE)
-    return torch.zeros_like(total).scatter(1, order, total / (2 * NEIGHBOURS))
+    count = torch.sym_min(count, length)
+    rank = torch.arange(length, device=points.device)
+    along = torch.where(real > count, rank * count // real.clamp_min(1), rank).clamp(max=count - 1)
+    group = torch.zeros_like(order).scatter(1, order, along.expand_as(order))
+    members = torch.ones_like(points[..., 0], dtype=torch.float32) if mask is None else mask.float()
+    weights = members.new_zeros(points.shape[0], count).scatter_add(1, group, members)
+    return Seeds(group, weights)
 
 
 def place_on_curve(points: Tensor) -> Tensor:
     """[B x N] place on the Z-order curve through four dimensions: one bit of each coordinate in turn, highest first."""
-    rest = ((points.double() / MAX_COORDINATE + 1) / 2).clamp(0, 1 - 0.5 ** (LEVELS + 1))
-    place = torch.zeros_like(rest[..., 0])
-    for _ in range(LEVELS):
-        bits = (2 * rest).floor()
-        rest = 2 * rest - bits
-        x0, y0, x1, y1 = bits.unbind(-1)
-        place = 16 * place + (8 * x0 + 4 * y0 + 2 * x1 + y1)
-    return place
+    cells = ((points.double() / MAX_COORDINATE + 1) * 2 ** (BITS - 1)).clamp(0, 2**BITS - 1).long()
+    for shift, kept in SPREAD:
+        cells = (cells + cells * 2**shift) & kept
+    return (cells * cells.new_tensor([8, 4, 2, 1])).sum(-1)

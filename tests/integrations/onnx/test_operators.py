@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from ananet.attention import SEEDED_FORMS, best_matches, seeded_attention
+from ananet.attention import SEEDED_FORMS, move_seeds, seeded_attention
 from ananet.attention.custom_op import attend_and_sum_columns
+from ananet.networks.seeds import first_seeds
 
 runtime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -83,13 +84,14 @@ def test_attention_by_blocks(moments, monkeypatch):
 def test_attention_through_seeds(form, monkeypatch):
     monkeypatch.setattr(operators, "BLOCK_NUMBERS", 2 * 2 * 64 * 20)
 
-    def attend(query, key, scores, mask):
-        return seeded_attention(query, key, key, best_matches(scores, 24, mask), form, mask)
+    def attend(query, key, points, mask):
+        seeds = move_seeds(query[:, 0], first_seeds(points, 24, mask), mask)
+        return seeded_attention(query, key, key, seeds, form, mask)
 
     def example(count):
         generator = torch.Generator().manual_seed(count)
         mask = torch.rand(2, count, generator=generator) < 0.8
-        return *torch.randn(2, 2, 2, count, 8, generator=generator), torch.rand(2, count, generator=generator), mask
+        return *torch.randn(2, 2, 2, count, 8, generator=generator), torch.rand(2, count, 4, generator=generator), mask
 
     dynamic = torch.export.Dim.DYNAMIC
     run = translated(attend, *example(50), shapes=({2: dynamic}, {2: dynamic}, {1: dynamic}, {1: dynamic}))

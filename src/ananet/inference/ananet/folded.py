@@ -10,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ananet.attention import best_matches, blocked, choose_backend, second_order_attention, seeded_attention
+from ananet.attention import Seeds, blocked, choose_backend, move_seeds, second_order_attention, seeded_attention
+from ananet.attention.reference import group_means
 from ananet.attention.second_order import MOMENTS, linear_form, quadratic_form
 from ananet.inference.engines import Engine, Progress, real_matches
 from ananet.networks.ananet import ANABlock, ANANet, GeometricFeedback, distance_channels
 from ananet.networks.base import zero_at_padding
 from ananet.networks.consensus import distance_to_consensus
 from ananet.networks.layers import PointwiseMLP
-from ananet.networks.seeds import first_scores
+from ananet.networks.seeds import first_seeds
 
 # Features of matches that go through a block together, and their rows of the map to the seeds, for each thread: they
 # stay in the second-level cache of a core.
@@ -81,7 +82,7 @@ class FoldedBlock:
         self.merge_attended = (weight[:, width:] @ output_weight).float()
         self.norm = layer_norm(block.norm)
 
-    def __call__(self, features: Tensor, mask: Tensor | None, seeds: Tensor | None = None) -> Tensor:
+    def __call__(self, features: Tensor, mask: Tensor | None, seeds: Seeds | None = None) -> Tensor:
         heads, width = self.settings.heads, self.settings.width
         projected = self.projections(features).unflatten(-1, (-1, heads, width // heads))
         query, key, *rest = projected.permute(2, 0, 3, 1, 4)
@@ -96,8 +97,8 @@ class FoldedBlock:
         hidden = self.merge_features(features) + F.linear(attended.transpose(1, 2).flatten(2), self.merge_attended)
         return self.norm(self.merge(hidden.relu_()))
 
-    def by_parts(self, features: Tensor, seeds: Tensor) -> Tensor:
-        """The same for one pair on a CPU, [N x C] features and [m] seeds, N at least 1.
+    def by_parts(self, features: Tensor, seeds: Seeds) -> Tensor:
+        """The same for one pair on a CPU, [N x C] features and the seeds of this pair, N at least 1.
 
         Matches meet only through what the seeds are and what they attend to. Once that is known, part after part goes
         through the whole block while it is in cache.
@@ -107,19 +108,20 @@ class FoldedBlock:
         query, key, *rest = (Linear(*layer) for layer in zip(weights, biases, strict=True))
         scale = 1 / math.sqrt(width // heads)
         scaled_query = Linear(query.weight * scale, query.bias * scale)
-        chosen = features[seeds]
-        seed_key, *values = (self.heads(layer(chosen)).contiguous() for layer in (key, *rest))
+        used = seeds.weights[0] > 0
+        means, weight = group_means(features[None, None], seeds)[0, 0, used], seeds.weights[0, used]
+        seed_key, *values = (self.heads(layer(means)).contiguous() for layer in (key, *rest))
         seed_value = values[0] if values else seed_key
         context = None
         if self.context is not None:
-            context = self.seed_context(self.heads(query(chosen)), self.heads(key(features)))
-        result = torch.empty_like(features)
-        row_bytes = (heads * len(seeds) + width) * features.element_size()
+            context = self.seed_context(self.heads(query(means)), self.heads(key(features)), weight)
+        result, log_weight = torch.empty_like(features), weight.log()
+        row_bytes = (heads * len(means) + width) * features.element_size()
         height = max(1, PART_BYTES * torch.get_num_threads() // row_bytes)
         for top in range(0, len(features), height):
             rows = slice(top, top + height)
             part = features[rows]
-            A = torch.bmm(self.heads(scaled_query(part)), seed_key.mT)
+            A = torch.baddbmm(log_weight, self.heads(scaled_query(part)), seed_key.mT)
             attended = torch.bmm(torch.softmax(A, dim=-1, out=A), seed_value).transpose(0, 1).flatten(1)
             if self.context is not None and context is not None:
                 part = self.context(context[:, rows]).add_(part)
@@ -131,11 +133,13 @@ class FoldedBlock:
         """[N x C] to [H x N x C/H]."""
         return x.unflatten(-1, (self.settings.heads, -1)).transpose(0, 1)
 
-    def seed_context(self, seed_query: Tensor, key: Tensor) -> Tensor:
+    def seed_context(self, seed_query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
         """[H x N] context of one pair from what its seeds attend to, as in `seeded_attention`."""
         form, count = self.settings.form, key.shape[1]
-        _, columns = blocked.forward(seed_query[None], key[None], key[None, ..., :0], None, None, MOMENTS[form])
-        columns = columns[:, 0] * (count / seed_query.shape[1])
+        given = seed_query[None], key[None], key[None, ..., :0]
+        real = torch.ones(1, count, dtype=torch.bool, device=key.device)
+        _, columns = blocked.forward(*given, weight[None], real, MOMENTS[form])
+        columns = columns[:, 0]
         return linear_form(columns, count) if form == "linear" else quadratic_form(columns)
 
 
@@ -162,8 +166,6 @@ class FoldedANANet(Engine):
         self.blocks = [FoldedBlock(block) for block in network.blocks if isinstance(block, ANABlock)]
         self.feedback = None if network.feedback is None else FoldedFeedback(network.feedback)
         self.head = Linear(network.head.weight.detach(), network.head.bias.detach())
-        heads = (head for head in network.seed_heads if isinstance(head, nn.Linear))
-        self.seed_heads = [Linear(head.weight.detach(), head.bias.detach()) for head in heads]
 
     @torch.inference_mode()
     def __call__(self, matches: Tensor, lengths: Tensor | None = None, progress: Progress | None = None) -> Tensor:
@@ -174,17 +176,16 @@ class FoldedANANet(Engine):
         features = pointwise(self.encoder, matches[..., :4])
         if self.side_encoder is not None:
             features = features + pointwise(self.side_encoder, matches[..., 4:])
-        scores = first_scores(matches, self.settings.side, mask) if self.settings.seeds else None
+        seeds = first_seeds(matches[..., :4], self.settings.seeds, mask) if self.settings.seeds else None
         by_parts = mask is None and features.numel() > 0 and choose_backend(features.device) == "blocked"
         for done, block in enumerate(self.blocks, start=1):
             if self.feedback is not None and done == len(self.blocks):
                 features = self.feedback(features, matches, mask)
-            seeds = None
-            if scores is not None:
-                logits = scores if done == 1 else scores + self.seed_heads[done - 2](features)[..., 0]
-                seeds = best_matches(logits, self.settings.seeds, mask)
+            if seeds is not None:
+                seeds = move_seeds(features, seeds, mask)
             if seeds is not None and by_parts:
-                features = torch.stack([block.by_parts(*pair) for pair in zip(features, seeds, strict=True)])
+                pairs = zip(features, *(x[:, None] for x in seeds), strict=True)
+                features = torch.stack([block.by_parts(pair, Seeds(*its_seeds)) for pair, *its_seeds in pairs])
             else:
                 features = block(features, mask, seeds)
             if progress is not None:

@@ -1,6 +1,6 @@
 """ANA-Net on a GPU with Triton.
 
-Three kernels per block do the work and a few more the feedback and the choice of seeds, in half precision with
+Three kernels per block do the work and a few more the feedback and the groups of seeds, in half precision with
 single-precision sums, recorded once as a CUDA graph for each size of batch.
 """
 
@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from ananet._util.defaults import INLIER_DISTANCE
-from ananet.attention import best_matches
 from ananet.attention.cubic import column_energy
-from ananet.attention.reference import take_seeds
 from ananet.attention.second_order import MOMENTS
+from ananet.attention.seeded import COMPARED
 from ananet.inference.ananet.folded import FoldedANANet, FoldedBlock, Linear
 from ananet.inference.engines import Engine, Progress
 from ananet.networks.ananet import ANANetSettings
-from ananet.networks.seeds import first_scores
+from ananet.networks.seeds import first_seeds
 
 if TYPE_CHECKING:
     from ananet.inference.calls import DeviceCalls
@@ -73,7 +72,6 @@ class FusedANANet(Engine):
             self.feedback = self._encoder_weights([folded.feedback.encoder], folded.blocks[-1].projections)
             following[-2:-1] = [folded.feedback.head]
         self.blocks = [self._block_weights(block, then) for block, then in zip(folded.blocks, following, strict=True)]
-        self.seed_heads = folded.seed_heads
         self.graphs: OrderedDict[tuple[int, int], Graph] = OrderedDict()
         self.device = folded.head.weight.device
         # Graphs share their memory: each is done with it before the next one runs. None without CUDA, and no graphs.
@@ -125,6 +123,7 @@ class FusedANANet(Engine):
                 so a fixed number makes results independent of the rest of the batch.
         """
         from ananet.attention.fused import Real, attend, sum_columns
+        from ananet.attention.fused_seeds import mean_groups, move_to_nearest
         from ananet.inference.ananet import kernels
         from ananet.inference.ananet.consensus import find_distances
 
@@ -134,21 +133,16 @@ class FusedANANet(Engine):
         grid = (batch * length // rows,)
         features = matches.new_empty(batch, length, width, dtype=self.dtype)
         projected = matches.new_empty(batch, length, self.projections, heads, width // heads, dtype=self.dtype)
-        # [B x PH x N x D]: all projections of a match lie together, so that seeds are gathered at once.
-        rows_of_heads = projected.flatten(2, 3).transpose(1, 2)
-        query, key, value = self._split(rows_of_heads)
+        query, key, value = self._split(projected)
         attended = torch.empty_like(features)
         output = attended.unflatten(-1, (heads, -1)).transpose(1, 2)
         log_sum = matches.new_empty(batch, heads, length)
         columns = matches.new_empty(self.moments + self.cubic, batch, heads, length)
-        count, real, mask, scores = self.settings.seeds, Real(lengths), None, None
+        real, mask, group, count = Real(lengths), None, None, min(self.settings.seeds, length)
         if self.cubic or count:
             mask = torch.arange(length, device=self.device) < lengths[:, None]
         if count:
-            scores = first_scores(matches, self.settings.side, mask)
-            # `best_matches` puts padding last.
-            seed_lengths = lengths.clamp_max(count)
-            real_seeds, matches_per_seed = Real(seed_lengths), lengths / seed_lengths.clamp_min(1)
+            group = first_seeds(matches[..., :4], count, mask).group.int()
         logits = matches.new_empty(batch, length)
         last = len(self.blocks) - 1
         kernels.encode[grid](
@@ -157,21 +151,23 @@ class FusedANANet(Engine):
         )  # fmt: skip
         for number, weights in enumerate(self.blocks):
             feedback = self.feedback if number == last - 1 else None
-            if scores is None:
+            if group is None:
                 attend(query, key, value, output, log_sum, real, real, filled)
                 if self.moments:
                     sum_columns(query, key, log_sum, columns[: self.moments], real, real, filled)
                 if self.cubic:
                     columns[2] = column_energy(query, key, mask, log_sum)
             else:
-                seeds = best_matches(self._seed_logits(scores, features, number), count, mask)
-                seed_query, seed_key, seed_value = self._split(take_seeds(rows_of_heads, seeds))
-                attend(query, seed_key, seed_value, output, log_sum, real, real_seeds, filled)
+                compared = features[..., :COMPARED]
+                move_to_nearest(compared, *mean_groups(compared, group, count, lengths), group, lengths)
+                means, weight = mean_groups(projected.flatten(2), group, count, lengths)
+                seed_query, seed_key, seed_value = self._split(means.unflatten(2, projected.shape[2:]))
+                seeds = Real(weights=weight)
+                attend(query, seed_key, seed_value, output, log_sum, real, seeds, filled)
                 if self.moments:
                     seed_log_sum = matches.new_empty(seed_query.shape[:3])
-                    attend(seed_query, key, None, None, seed_log_sum, real_seeds, real, filled)
-                    sum_columns(seed_query, key, seed_log_sum, columns, real_seeds, real, filled)
-                    columns *= matches_per_seed[:, None, None]
+                    attend(seed_query, key, None, None, seed_log_sum, seeds, real, filled)
+                    sum_columns(seed_query, key, seed_log_sum, columns, seeds, real, filled)
             kernels.merge[grid](
                 features, attended, columns, lengths, projected, logits, *weights, length,
                 batch * heads * length, self.context_eps, self.eps,
@@ -186,18 +182,10 @@ class FusedANANet(Engine):
                 )  # fmt: skip
         return logits
 
-    def _split(self, rows_of_heads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Query, key and value, [B x H x N x D] each; None for the value where it is the key."""
-        query, key, *rest = rows_of_heads.unflatten(1, (self.projections, -1)).unbind(1)
+    def _split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """[B x N x P x H x D] to query, key and value, [B x H x N x D] each; the value is None where it is the key."""
+        query, key, *rest = projected.transpose(1, 3).unbind(2)
         return query, key, rest[0] if rest else None
-
-    def _seed_logits(self, scores: Tensor, features: Tensor, block: int) -> Tensor:
-        """[B x N] logits of being a seed of the given block; padding holds anything."""
-        if block == 0:
-            return scores
-        head = self.seed_heads[block - 1]
-        # Row by row: a matrix product may add up otherwise in a batch of another size, and choose other seeds.
-        return scores + ((features.float() * head.weight[0]).sum(-1) + head.bias)
 
     def _record(self, size: tuple[int, int], channels: int) -> Graph:
         matches = torch.zeros(*size, channels, device=self.device)

@@ -60,15 +60,15 @@ def attend_and_sum_squares(
     return output, sums, squares
 
 
-def attend_and_sum_columns(query, key, value, query_mask, key_mask, moments, backend):
+def attend_and_sum_columns(query, key, value, query_weight, key_weight, moments, backend):
     """`ananet.attention.custom_op` as a Scan over blocks of rows, without an M x N map in memory.
 
     Args:
         query: [B x H x M x D].
         key: [B x H x N x D].
         value: [B x H x N x V]; the key where it is None.
-        query_mask, key_mask: [B x M] and [B x N], True where a match is real.
-        moments: 0, 1 or 2 of sum_k a_ki and sum_k a_ki^2.
+        query_weight, key_weight: [B x M] and [B x N], how many matches each stands for, or a mask.
+        moments: 0, 1 or 2 of sum_k w_k a_ki and sum_k w_k a_ki^2.
     """
     values = key if value is None else value
     heads, width = query.shape[1], query.shape[3]
@@ -77,20 +77,20 @@ def attend_and_sum_columns(query, key, value, query_mask, key_mask, moments, bac
     columns = op.Slice(op.Shape(key), [2], [3])
     blocks, rows = _blocks(batch, heads, count, columns)
     more = op.Sub(op.Mul(blocks, rows), count)
-    real, real_key = (op.Cast(mask, to=onnx_ir.DataType.FLOAT) for mask in (query_mask, key_mask))
+    query_weight, key_weight = (op.Cast(weight, to=onnx_ir.DataType.FLOAT) for weight in (query_weight, key_weight))
 
-    # One more channel, 1 in queries and very negative in keys of padding, hides padding without a pass over the map.
+    # One more channel, 1 in queries and log w in keys, weighs keys without a pass over the map.
     channel = op.Concat(batch, _numbers(heads), columns, _numbers(1), axis=0)
-    hidden = op.Expand(op.Unsqueeze(op.Mul(op.Sub(real_key, 1.0), -HIDDEN), [1, 3]), channel)
-    keys = op.Transpose(op.Concat(key, hidden, axis=-1), perm=[0, 1, 3, 2])
+    log_weight = op.Expand(op.Unsqueeze(op.Max(op.Log(key_weight), HIDDEN), [1, 3]), channel)
+    keys = op.Transpose(op.Concat(key, log_weight, axis=-1), perm=[0, 1, 3, 2])
     channel = op.Concat(batch, _numbers(heads), count, _numbers(1), axis=0)
     ones = op.Expand(op.Constant(value_floats=[1.0]), channel)
     queries = op.Concat(op.Mul(query, 1 / math.sqrt(width)), ones, axis=-1)
     queries = op.Pad(queries, op.Concat(_numbers(0, 0, 0, 0, 0, 0), more, _numbers(0), axis=0))
     queries = op.Reshape(queries, op.Concat(batch, _numbers(heads), blocks, rows, _numbers(width + 1), axis=0))
     queries = op.Transpose(queries, perm=[2, 0, 1, 3, 4])
-    # Rows of padding are left out of column sums.
-    weights = op.Pad(real, op.Concat(_numbers(0, 0, 0), more, axis=0))
+    # Rows of padding have weight 0 in column sums.
+    weights = op.Pad(query_weight, op.Concat(_numbers(0, 0, 0), more, axis=0))
     weights = op.Reshape(weights, op.Concat(batch, _numbers(1, 1), blocks, rows, axis=0))
     weights = op.Transpose(weights, perm=[3, 0, 1, 2, 4])
     nothing = op.Expand(op.Constant(value_floats=[0.0]), op.Concat(batch, _numbers(heads, 1), columns, axis=0))
@@ -104,7 +104,7 @@ def attend_and_sum_columns(query, key, value, query_mask, key_mask, moments, bac
     output = op.Transpose(output, perm=[1, 2, 0, 3, 4])
     shape = op.Concat(batch, _numbers(heads), op.Mul(blocks, rows), _numbers(values.shape[3]), axis=0)
     output = op.Reshape(output, shape)
-    output = op.Mul(op.Slice(output, [0], count, [2]), op.Unsqueeze(real, [1, 3]))
+    output = op.Mul(op.Slice(output, [0], count, [2]), op.Unsqueeze(op.Min(op.Ceil(query_weight), 1.0), [1, 3]))
     none = op.Constant(value_floats=[0.0])
     sums = op.Concat(*(op.Transpose(each, perm=[2, 0, 1, 3]) for each in sums), axis=0) if sums else none
     return output, sums, none
