@@ -33,7 +33,7 @@ def forward(
         query: [B x H x M x D].
         key: [B x H x N x D].
         value: [B x H x N x V]; the key where it is None.
-        query_weight, key_weight: [B x M] and [B x N], how many matches each stands for, or a mask; both None if each
+        query_weight, key_weight: [B x M] and [B x N], how many matches each stands for, or a mask; None if each
             stands for itself.
         moments: 0, 1 or 2.
     """
@@ -42,11 +42,12 @@ def forward(
     output = v.new_empty(*q.shape[:2], v.shape[2])
     columns = q.new_zeros(moments, k.shape[0], 1, k.shape[1])
     weights = row_weights(q, query_weight)
-    for maps, rows, A in map_blocks(q, k, query_weight, key_weight):
+    for maps, rows, A in map_blocks(q, k, key_weight):
         torch.bmm(A, v[maps], out=output[maps, rows])
         # A product, even with ones, adds columns up in half the time of a sum.
         for moment in range(moments):
             columns[moment, maps].baddbmm_(weights[maps, :, rows], A if moment == 0 else A.square_())
+    clear_padding(output, columns, query_weight, key_weight)
     return output.to(query.dtype).view(*query.shape[:3], v.shape[2]), columns.view(moments, *key.shape[:3])
 
 
@@ -67,9 +68,12 @@ def backward(
     v = k if value is None else as_maps(value)
     moments = grad_columns.shape[0]
     g = grad_columns.to(q.dtype).reshape(moments, len(k), 1, k.shape[1])
+    if query_weight is not None or key_weight is not None:
+        grad_out, g = grad_out.clone(), g.clone()
+        clear_padding(grad_out, g, query_weight, key_weight)
     grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     weights = row_weights(q, query_weight)
-    for maps, rows, A in map_blocks(q, k, query_weight, key_weight):
+    for maps, rows, A in map_blocks(q, k, key_weight):
         grad_A = torch.bmm(grad_out[maps, rows], v[maps].mT)
         if moments >= 1:
             weight = weights[maps, :, rows].mT
@@ -96,22 +100,37 @@ def as_maps(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32)).flatten(0, 1)
 
 
+def for_heads(weight: Tensor, maps: Tensor) -> Tensor:
+    """[B x N] to [BH x N]."""
+    return weight.repeat_interleave(len(maps) // max(len(weight), 1), 0)
+
+
 def row_weights(q: Tensor, query_weight: Tensor | None) -> Tensor:
     """[BH x 1 x M] how many rows of the map each row stands for."""
     if query_weight is None:
         return q.new_ones(1).expand(len(q), 1, q.shape[1])
-    return query_weight.to(q.dtype).repeat_interleave(len(q) // max(len(query_weight), 1), 0)[:, None, :]
+    return for_heads(query_weight.to(q.dtype), q)[:, None, :]
 
 
-def map_blocks(
-    q: Tensor, k: Tensor, query_weight: Tensor | None, key_weight: Tensor | None
-) -> Iterator[tuple[slice, slice, Tensor]]:
+def clear_padding(output: Tensor, columns: Tensor, query_weight: Tensor | None, key_weight: Tensor | None) -> None:
+    """Set to zero the output [BH x M x V] of padding and of queries without a key, and columns of padding."""
+    if query_weight is not None:
+        output.masked_fill_(for_heads(query_weight == 0, output)[..., None], 0.0)
+    if key_weight is not None:
+        padding = for_heads(key_weight == 0, output)
+        output.masked_fill_(padding.all(1)[:, None, None], 0.0)
+        columns.masked_fill_(padding[:, None, :], 0.0)
+
+
+def map_blocks(q: Tensor, k: Tensor, key_weight: Tensor | None) -> Iterator[tuple[slice, slice, Tensor]]:
     """The attention map by blocks: (which maps, which rows, [maps x rows x N] block). A block may be overwritten.
+
+    Columns of padding are zero if there is any other; rows of padding hold anything.
 
     Args:
         q: [BH x M x D].
         k: [BH x N x D].
-        query_weight, key_weight: as of `forward`.
+        key_weight: as of `forward`.
     """
     (count, total_rows, width), length = q.shape, k.shape[1]
     if q.numel() == 0:
@@ -122,26 +141,18 @@ def map_blocks(
     at_once = min(count, max(1, block_bytes // (total_rows * row_bytes)))
     height = min(total_rows, max(MIN_ROWS, block_bytes // (at_once * row_bytes)))
     memory = q.new_empty(at_once * height * length)
-    real_query = real_key = bias = None
-    if query_weight is not None and key_weight is not None:
-        heads = count // len(key_weight)
-        real_query, real_key = (weight.repeat_interleave(heads, 0) > 0 for weight in (query_weight, key_weight))
-        if key_weight.dtype != torch.bool:
-            bias = log_weight(key_weight, q.dtype)[:, 0].repeat_interleave(heads, 0)
+    bias = None if key_weight is None else for_heads(log_weight(key_weight, q.dtype)[:, 0], q)
     for first in range(0, count, at_once):
         maps = slice(first, min(first + at_once, count))
         for top in range(0, total_rows, height):
             rows = slice(top, min(top + height, total_rows))
             shape = (maps.stop - maps.start, rows.stop - rows.start, length)
             A = memory[: math.prod(shape)].view(shape)
-            torch.bmm(q[maps, rows], k[maps].mT, out=A)
-            if bias is not None:
-                A += bias[maps]
-            if real_key is not None:
-                A.masked_fill_(~real_key[maps, None, :], torch.finfo(A.dtype).min)
+            if bias is None:
+                torch.bmm(q[maps, rows], k[maps].mT, out=A)
+            else:
+                torch.baddbmm(bias[maps], q[maps, rows], k[maps].mT, out=A)
             torch.softmax(A, dim=-1, out=A)
-            if real_query is not None and real_key is not None:
-                A *= real_key[maps, None, :] & real_query[maps, rows, None]
             yield maps, rows, A
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ananet.attention.blocked import as_maps, map_blocks, softmax_backward
+from ananet.attention.blocked import as_maps, for_heads, map_blocks, softmax_backward
 
 # Columns of A in memory at once: wide enough that the O(N^3) product outweighs building them.
 PANEL = 512
@@ -136,12 +136,19 @@ class Panels:
         return sums
 
 
+def real_blocks(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[tuple[slice, slice, Tensor]]:
+    """`map_blocks`, with rows of padding zero too."""
+    padding = None if mask is None else ~for_heads(mask, q)[..., None]
+    for maps, rows, A in map_blocks(q, k, mask):
+        yield maps, rows, A if padding is None else A.masked_fill_(padding[maps, rows], 0.0)
+
+
 @torch.library.custom_op("ananet::project_columns", mutates_args=())
 def project_columns(query: Tensor, key: Tensor, mask: Tensor | None, z: Tensor) -> Tensor:
     """W z for vectors z, [BH x N x S] to [BH x N x S]; in at least single precision."""
     q, k = as_maps(query), as_maps(key)
     projected = torch.zeros_like(z)
-    for maps, _, A in map_blocks(q, k, mask, mask):
+    for maps, _, A in real_blocks(q, k, mask):
         projected[maps].baddbmm_(A.mT, torch.bmm(A, z[maps]))
     return projected
 
@@ -158,7 +165,7 @@ def project_columns_backward(
     """Gradients of query and key: dA = A (z g^T + g z^T), then the softmax."""
     q, k = as_maps(query), as_maps(key)
     grad_q, grad_k = torch.zeros_like(q), torch.zeros_like(k)
-    for maps, rows, A in map_blocks(q, k, mask, mask):
+    for maps, rows, A in real_blocks(q, k, mask):
         grad_A = torch.bmm(A, z[maps]) @ grad[maps].mT
         grad_A.baddbmm_(torch.bmm(A, grad[maps]), z[maps].mT)
         grad_scores = softmax_backward(A, grad_A)

@@ -34,15 +34,14 @@ def attention_map(
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     if query_weight is None or key_weight is None:
         return scores.softmax(dim=-1)
-    real_key, real_query = key_weight[:, None, None, :] > 0, query_weight[:, None, :, None] > 0
-    # A finite minimum, not -inf: a pair without any match has no NaN rows, and zeros replace them below.
-    scores = (scores + log_weight(key_weight, scores.dtype)).masked_fill(~real_key, torch.finfo(scores.dtype).min)
-    return scores.softmax(dim=-1) * (real_key & real_query)
+    real = (query_weight[:, None, :, None] > 0) & (key_weight[:, None, None, :] > 0)
+    return (scores + log_weight(key_weight, scores.dtype)).softmax(dim=-1) * real
 
 
 def log_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B x N] weights to what is added to the scores of keys, [B x 1 x 1 x N]; finite where a weight is 0."""
-    return weight.to(dtype).clamp_min(torch.finfo(dtype).tiny).log()[:, None, None, :]
+    """[B x N] weights to what is added to the scores of keys, [B x 1 x 1 x N], which makes the map 0 at padding."""
+    # A finite minimum, not -inf: a pair without any key has no NaN rows.
+    return weight.to(dtype).log().clamp_min(torch.finfo(dtype).min / 2)[:, None, None, :]
 
 
 def cubic_form(A: Tensor, count: Tensor | int) -> Tensor:

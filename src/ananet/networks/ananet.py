@@ -36,6 +36,8 @@ from ananet.networks.consensus import distance_to_consensus
 from ananet.networks.layers import PointwiseMLP
 from ananet.networks.seeds import first_seeds
 
+MAX_SEEDS = 2**20
+
 
 @dataclass(frozen=True)
 class ANANetSettings(NetworkSettings):
@@ -69,7 +71,7 @@ class ANANetSettings(NetworkSettings):
             check_whole_number(name, getattr(self, name), 1, most)
         if self.width % self.heads:
             raise InputError(f"width: expected a multiple of heads ({self.heads}), got {self.width}")
-        check_whole_number("seeds", self.seeds, 0, 2**20)
+        check_whole_number("seeds", self.seeds, 0, MAX_SEEDS)
         if self.seeds and self.form not in SEEDED_FORMS:
             raise InputError(f"form: expected one of {', '.join(SEEDED_FORMS)} with seeds, got {self.form!r}")
 

@@ -9,9 +9,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from ananet._util.checks import check_whole_number
 from ananet._util.devices import choose_device
 from ananet.core.correspondences import Correspondences
 from ananet.inference import Progress
+from ananet.networks.ananet import MAX_SEEDS
 from ananet.pruners.base import USUAL_MATCHES, Pruned, Pruner, as_result, check_pairs
 from ananet.pruners.learned import CONFLICT_ODDS, THRESHOLD, LearnedPruner, check_odds, decision_at, streamed_on
 from ananet.weights import bundled_path
@@ -24,16 +26,21 @@ class Auto(Pruner):
 
     Args:
         device: where networks run.
-        threshold, conflict_odds: as for every network.
+        threshold, conflict_odds, seeds: as for every network.
     """
 
     name = "auto"
 
     def __init__(
-        self, device: str | torch.device = "auto", threshold: float = THRESHOLD, conflict_odds: float = CONFLICT_ODDS
+        self,
+        device: str | torch.device = "auto",
+        threshold: float = THRESHOLD,
+        conflict_odds: float = CONFLICT_ODDS,
+        seeds: int | None = None,
     ) -> None:
         self.device, self.threshold, self.conflict_odds = choose_device(device), threshold, check_odds(conflict_odds)
         self.decision = decision_at(threshold)
+        self.seeds = seeds if seeds is None else check_whole_number("seeds", seeds, 0, MAX_SEEDS)
         self._loaded: dict[str, LearnedPruner] = {}
         self._progress: Progress | None = None
 
@@ -93,7 +100,7 @@ class Auto(Pruner):
 
     def _network(self, name: str) -> LearnedPruner:
         if name not in self._loaded:
-            settings = self.device, self.threshold, self.conflict_odds
+            settings = self.device, self.threshold, self.conflict_odds, self.seeds
             self._loaded[name] = LearnedPruner.from_file(bundled_path(name), *settings)
             self._loaded[name].progress = self._progress
         return self._loaded[name]

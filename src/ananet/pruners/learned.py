@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.inference.calls import MATCHES_AT_ONCE, DeviceCalls
 from ananet.inference.engines import Progress, engine_for, real_matches
-from ananet.networks import Network, load_network
+from ananet.networks import ANANetSettings, Network, load_network, make_network
 from ananet.networks.input import network_input, within_view
 from ananet.pruners.base import MAX_LOGIT, STREAMED_MATCHES, USUAL_MATCHES, Pruned, Pruner, as_result, check_pairs
 
@@ -183,6 +184,15 @@ class LearnedPruner(Pruner):
         logits = self.engine(padded, lengths, progress)
         logits = penalize_conflicts(logits, padded, self.conflict_odds, real_matches(padded, lengths))
         return [row[: len(x)] for row, x in zip(logits, inputs, strict=True)]
+
+
+def with_seeds(network: Network, seeds: int) -> Network:
+    """A network with the same weights that attends through so many seeds."""
+    if not isinstance(network.settings, ANANetSettings):
+        raise InputError(f"seeds: expected a network that attends to matches, such as ananet, got {network.name}")
+    changed = make_network(replace(network.settings, seeds=seeds))
+    changed.start_from(network)
+    return changed.train(network.training)
 
 
 def streamed_on(device: torch.device) -> int:

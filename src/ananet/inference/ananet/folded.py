@@ -137,9 +137,7 @@ class FoldedBlock:
         """[H x N] context of one pair from what its seeds attend to, as in `seeded_attention`."""
         form, count = self.settings.form, key.shape[1]
         given = seed_query[None], key[None], key[None, ..., :0]
-        real = torch.ones(1, count, dtype=torch.bool, device=key.device)
-        _, columns = blocked.forward(*given, weight[None], real, MOMENTS[form])
-        columns = columns[:, 0]
+        columns = blocked.forward(*given, weight[None], None, MOMENTS[form])[1][:, 0]
         return linear_form(columns, count) if form == "linear" else quadratic_form(columns)
 
 
