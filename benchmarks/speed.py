@@ -2,6 +2,7 @@
 
 python benchmarks/speed.py
 python benchmarks/speed.py --networks-only --device cuda
+python benchmarks/speed.py --networks-only --threads 1 --lengths 512,8192,131072 --stop-after 5 --plot growth.png
 
 Networks need only torch, numpy and safetensors; OpenCV is imported for classical pruners and features.
 """
@@ -35,6 +36,7 @@ from ananet.datasets.synthetic import SyntheticSettings, synthesize
 from ananet.errors import InputError
 from ananet.features import load_detector, match
 from ananet.inference import engine_for
+from ananet.io.files import atomic_path, check_output
 from ananet.networks import ANANetSettings, NetworkSettings, make_network
 from ananet.pruners import load
 
@@ -77,7 +79,7 @@ class Timing:
 
 
 Timings = dict[str, dict[int, Timing | None]]
-"""By form and number of matches; None if out of memory."""
+"""By network and number of matches; None if out of memory."""
 Scorer = Callable[[Tensor], Tensor]
 """[B x N x 4] matches to [B x N] logits."""
 Log = Callable[[str], None]
@@ -192,11 +194,11 @@ def _processor() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
-def with_form(form: str) -> NetworkSettings:
-    """The paper's network with a form of second-order context, or "none"."""
-    if form == FIRST_ORDER:
-        return ANANetSettings(second_order=False)
-    return ANANetSettings(form=form)  # type: ignore[arg-type]
+def networks_to_measure(seeds: Sequence[int]) -> dict[str, NetworkSettings]:
+    """The paper's network without second-order context, with each form of it, and through seeds."""
+    forms: dict[str, NetworkSettings] = {form: ANANetSettings(form=form) for form in FORMS}
+    through = {f"{count} seeds": ANANetSettings(seeds=count) for count in seeds}
+    return {FIRST_ORDER: ANANetSettings(second_order=False), **forms, **through}
 
 
 @torch.inference_mode()
@@ -210,29 +212,34 @@ def measure_network(network: Scorer, batch: int, length: int, effort: Effort, ex
     return measure(network, make_input, effort, execution.device)
 
 
-def measure_forms(lengths: Sequence[int], effort: Effort, execution: Execution, log: Log) -> Timings:
-    """Time the network without second-order context and with each form of it."""
+def measure_forms(
+    lengths: Sequence[int], seeds: Sequence[int], effort: Effort, execution: Execution, log: Log, stop_after: float
+) -> Timings:
+    """Time `networks_to_measure`; larger N than one that took more than `stop_after` seconds are left out."""
     found: Timings = {}
-    for form in (FIRST_ORDER, *FORMS):
-        network = execution.network(with_form(form))
-        found[form] = {}
-        for length in lengths:
-            log(f"network, {form}, N = {length}")
+    for name, settings in networks_to_measure(seeds).items():
+        network = execution.network(settings)
+        found[name] = {}
+        for length in sorted(lengths):
+            log(f"network, {name}, N = {length}")
             try:
-                found[form][length] = measure_network(network, 1, length, effort, execution)
+                timing = measure_network(network, 1, length, effort, execution)
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
-                found[form][length] = None
+                timing = None
+            found[name][length] = timing
+            if timing is not None and timing.median > stop_after * 1000:
+                break
     return found
 
 
 def forms_table(found: Timings) -> list[dict[str, Any]]:
     """Table 5 right: mean extra milliseconds of each form; last, the network without."""
     rows = []
-    for form in ("cubic", "quadratic", "linear"):
-        row: dict[str, Any] = {"Form": FORM_NAMES[form]}
+    for form in (*reversed(FORMS), *(name for name in found if name not in FORM_NAMES)):
+        row: dict[str, Any] = {"Form": FORM_NAMES.get(form, form)}
         for length, timing in found[form].items():
-            base = found[FIRST_ORDER][length]
+            base = found[FIRST_ORDER].get(length)
             row[f"N={length}"] = f"{timing.mean - base.mean:+.2f}" if timing and base else None
         rows.append(row)
     whole = {f"N={length}": f"{timing.mean:.2f}" if timing else None for length, timing in found[FIRST_ORDER].items()}
@@ -242,7 +249,7 @@ def forms_table(found: Timings) -> list[dict[str, Any]]:
 def details_table(found: Timings) -> list[dict[str, Any]]:
     """Mean, median and peak memory of the whole network."""
     return [
-        {"Form": FORM_NAMES[form], "N": length, **timing_row(timing)}
+        {"Form": FORM_NAMES.get(form, form), "N": length, **timing_row(timing)}
         for form, by_length in found.items()
         for length, timing in by_length.items()
     ]
@@ -252,6 +259,25 @@ def timing_row(timing: Timing | None) -> dict[str, Any]:
     if timing is None:
         return {"mean ms": None, "median ms": None, "runs": 0, "peak MiB": "out of memory"}
     return {"mean ms": timing.mean, "median ms": timing.median, "runs": timing.runs, "peak MiB": timing.peak}
+
+
+def plot_growth(found: Timings, title: str, path: Path) -> None:
+    """Draw time and memory over the number of matches."""
+    from ananet._util.plots import import_matplotlib
+
+    figure = import_matplotlib().figure(figsize=(11, 4.8), dpi=100, layout="constrained")
+    for axis, unit in zip(figure.subplots(1, 2), ("time, ms", "peak memory beyond the idle process, MiB"), strict=True):
+        for name, by_length in found.items():
+            measured = {length: timing for length, timing in by_length.items() if timing is not None}
+            memory = [timing.peak_mebibytes for timing in measured.values()]
+            values = [timing.median for timing in measured.values()] if unit.startswith("time") else memory
+            axis.plot(list(measured), values, marker="o", label="first order only" if name == FIRST_ORDER else name)
+        axis.set(xscale="log", yscale="log", xlabel="number of matches N", ylabel=unit)
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.suptitle(title, fontsize=10)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 def timings_as_json(found: Timings) -> dict[str, dict[str, Any]]:
@@ -349,6 +375,10 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--matches", type=int, default=2048, metavar="N", help="matches per pair (default: 2048)")
     lengths = "numbers of matches for the table of forms (default: 2048,4096,8192)"
     add("--lengths", default="2048,4096,8192", metavar="N,...", help=lengths)
+    add("--seeds", default="256", metavar="M,...", help="numbers of seeds to measure too (default: 256)")
+    stop = "leave out larger numbers of matches than one whose run took longer than this (default: never)"
+    add("--stop-after", type=float, default=1e9, metavar="SECONDS", help=stop)
+    add("--plot", type=Path, metavar="PNG", help="draw time and memory over the number of matches")
     add("--batch", default="1,8,32", metavar="B,...", help="batch sizes for the throughput (default: 1,8,32)")
     add("--runs", type=int, default=4000, help="most runs per measurement (default: 4000)")
     add("--seconds", type=float, default=10.0, help="most seconds per measurement (default: 10)")
@@ -376,8 +406,17 @@ def run(arguments: argparse.Namespace) -> None:
     execution = Execution(device, arguments.plain, getattr(torch, arguments.dtype))
     whole_numbers = partial(numbers, kind=int, expected="whole numbers of at least 1 such as 2048,4096")
     lengths, batches = whole_numbers("--lengths", arguments.lengths), whole_numbers("--batch", arguments.batch)
+    seeds = whole_numbers("--seeds", arguments.seeds)
+    check_positive("--stop-after", arguments.stop_after)
+    if arguments.plot is not None:
+        check_output(arguments.plot)
     whole_numbers("--matches", str(arguments.matches))
-    for name, given in (("--matches", [arguments.matches]), ("--lengths", lengths), ("--batch", batches)):
+    for name, given in (
+        ("--matches", [arguments.matches]),
+        ("--lengths", lengths),
+        ("--seeds", seeds),
+        ("--batch", batches),
+    ):
         check_whole_number(name, max(given), 1, MAX_MATCHES)
     effort = Effort(arguments.runs, arguments.seconds)
 
@@ -403,10 +442,12 @@ def run(arguments: argparse.Namespace) -> None:
         what = "two photos given" if arguments.photos else "texture of 1024 x 768"
         title = f"Table 2: inference time (ms), N = {arguments.matches}. Ref.: SIFT and NN, 2000 keypoints, {what}, CPU"
         add(title, table_2(pruners))
-    forms = measure_forms(lengths, effort, execution, log)
+    forms = measure_forms(lengths, seeds, effort, execution, log, arguments.stop_after)
     result["forms"] = timings_as_json(forms)
     add("Table 5, right: extra time (ms) of each form, beside the network without", forms_table(forms))
     add("Whole network, batch 1", details_table(forms))
+    if arguments.plot is not None:
+        plot_growth(forms, f"whole network, batch 1; {machine}", arguments.plot)
     log("throughput")
     result["throughput"] = measure_throughput(batches, arguments.matches, effort, execution)
     add("Throughput, linear form", result["throughput"])

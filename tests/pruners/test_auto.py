@@ -59,8 +59,13 @@ def test_options_reach_both():
     for matches in (known(), known(ratio=np.full(n, 0.5))):
         kept = strict(matches)
         np.testing.assert_array_equal(kept.mask, kept.logits > np.float32(np.log(9)))
-    with pytest.raises(ananet.InputError, match="threshold"):
-        ananet.load("auto", threshold=2)
+    assert [pruner.network.settings.seeds for pruner in ananet.load("auto", device="cpu", seeds=64).networks] == [
+        64,
+        64,
+    ]
+    for wrong in ({"threshold": 2}, {"seeds": -1}):
+        with pytest.raises(ananet.InputError, match=next(iter(wrong))):
+            ananet.load("auto", **wrong)
 
 
 def test_after_another_pruner():

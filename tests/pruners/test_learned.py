@@ -79,6 +79,23 @@ def test_a_network_in_memory_prunes_as_its_file_does(weights, problem):
             LearnedPruner(network, **wrong)
 
 
+def test_seeds_are_an_option_of_any_weights(weights, problem):
+    path = weights / "plain.safetensors"
+    whole, few = ananet.load(path)(problem.matches), ananet.load(f"{path}@seeds=8")(problem.matches)
+    check_answer(few, len(problem.matches), 0.0)
+    assert few.pruner == "plain@seeds=8" and not np.array_equal(few.logits, whole.logits)
+    for many in (0, len(problem.matches)):
+        kept = ananet.load(path, seeds=many)(problem.matches)
+        np.testing.assert_allclose(kept.logits, whole.logits, atol=1e-4)
+    again = LearnedPruner(ananet.load(path, seeds=8).network, seeds=0)
+    np.testing.assert_array_equal(again(problem.matches).logits, whole.logits)
+    with pytest.raises(InputError, match="seeds: expected a network that attends to matches, such as ananet, got cne"):
+        ananet.load("cne", seeds=8)
+    for wrong in (-1, 2.5, "many"):
+        with pytest.raises(InputError, match="seeds: expected"):
+            ananet.load(path, seeds=wrong)
+
+
 def test_a_file_may_get_a_name_of_ones_own(weights, problem):
     path = weights / "plain.safetensors"
     mine = ananet.load(f"mine={path}")
