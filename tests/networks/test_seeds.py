@@ -39,7 +39,10 @@ def test_order_padding_and_other_pairs_do_not_matter():
             assert torch.equal(together.group[n, : points.shape[1]], alone.group[0])
             assert torch.equal(together.weights[n], alone.weights[0])
     order = torch.randperm(50)
-    assert torch.equal(first_seeds(long[:, order], 12).group, first_seeds(long, 12).group[:, order])
+    # Two matches in every place, told apart by side input alone.
+    twice = torch.cat([long[:, :25].repeat(1, 2, 1), torch.rand(1, 50, 2)], dim=-1)
+    for matches in (long, twice):
+        assert torch.equal(first_seeds(matches[:, order], 12).group, first_seeds(matches, 12).group[:, order])
 
 
 def test_padding_alone_and_equal_points():

@@ -224,7 +224,7 @@ class ANANet(Network):
 
     def _steps(self, matches: Tensor, mask: Tensor | None = None) -> Steps:
         features = self.encode(matches, mask)
-        seeds = first_seeds(matches[..., :4], self.settings.seeds, mask) if self.settings.seeds else None
+        seeds = first_seeds(matches, self.settings.seeds, mask) if self.settings.seeds else None
         steps = Steps([], [], [])
         for number, block in enumerate(self.blocks):
             if self.feedback is not None and number == len(self.blocks) - 1:

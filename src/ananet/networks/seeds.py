@@ -19,26 +19,28 @@ SPREAD = ((24, 0x000000FF000000FF), (12, 0x000F000F000F000F), (6, 0x030303030303
 
 
 @torch.no_grad()
-def first_seeds(points: Tensor, count: int, mask: Tensor | None = None) -> Seeds:
+def first_seeds(matches: Tensor, count: int, mask: Tensor | None = None) -> Seeds:
     """At most `count` groups of equal size, each of neighbours on the curve; one match each if there are no more.
 
     Args:
-        points: [B x N x 4].
+        matches: [B x N x channels], coordinates and side input.
         mask: [B x N], True where a match is real; None if all are. Padding may hold anything.
     """
-    place = place_on_curve(points)
-    length = points.shape[1]
+    place = place_on_curve(matches[..., :4])
+    length = matches.shape[1]
     if mask is None:
-        real = torch.full((1, 1), length, device=points.device)
+        real = torch.full((1, 1), length, device=matches.device)
     else:
         place, real = place.masked_fill(~mask, torch.iinfo(place.dtype).max), mask.sum(1, keepdim=True)
-    order = place.sort(dim=1, stable=True).indices
+    # Matches of one cell, such as two orientations of a keypoint, follow each other in whatever order they are given.
+    order = matches.sum(-1).sort(dim=1, stable=True).indices
+    order = order.gather(1, place.gather(1, order).sort(dim=1, stable=True).indices)
     count = torch.sym_min(count, length)
-    rank = torch.arange(length, device=points.device)
+    rank = torch.arange(length, device=matches.device)
     along = torch.where(real > count, rank * count // real.clamp_min(1), rank).clamp(max=count - 1)
     group = torch.zeros_like(order).scatter(1, order, along.expand_as(order))
-    members = torch.ones_like(points[..., 0], dtype=torch.float32) if mask is None else mask.float()
-    weights = members.new_zeros(points.shape[0], count).scatter_add(1, group, members)
+    members = torch.ones_like(matches[..., 0], dtype=torch.float32) if mask is None else mask.float()
+    weights = members.new_zeros(matches.shape[0], count).scatter_add(1, group, members)
     return Seeds(group, weights)
 
 

@@ -174,7 +174,7 @@ class FoldedANANet(Engine):
         features = pointwise(self.encoder, matches[..., :4])
         if self.side_encoder is not None:
             features = features + pointwise(self.side_encoder, matches[..., 4:])
-        seeds = first_seeds(matches[..., :4], self.settings.seeds, mask) if self.settings.seeds else None
+        seeds = first_seeds(matches, self.settings.seeds, mask) if self.settings.seeds else None
         by_parts = mask is None and features.numel() > 0 and choose_backend(features.device) == "blocked"
         for done, block in enumerate(self.blocks, start=1):
             if self.feedback is not None and done == len(self.blocks):
@@ -183,7 +183,8 @@ class FoldedANANet(Engine):
                 seeds = move_seeds(features, seeds, mask)
             if seeds is not None and by_parts:
                 pairs = zip(features, *(x[:, None] for x in seeds), strict=True)
-                features = torch.stack([block.by_parts(pair, Seeds(*its_seeds)) for pair, *its_seeds in pairs])
+                parts = [block.by_parts(pair, Seeds(*its_seeds)) for pair, *its_seeds in pairs]
+                features = parts[0][None] if len(parts) == 1 else torch.stack(parts)
             else:
                 features = block(features, mask, seeds)
             if progress is not None:

@@ -142,7 +142,7 @@ class FusedANANet(Engine):
         if self.cubic or count:
             mask = torch.arange(length, device=self.device) < lengths[:, None]
         if count:
-            group = first_seeds(matches[..., :4], count, mask).group.int()
+            group = first_seeds(matches, count, mask).group.int()
         logits = matches.new_empty(batch, length)
         last = len(self.blocks) - 1
         kernels.encode[grid](
