@@ -31,7 +31,7 @@ from ananet.estimators.base import Model, PruningResult
 ModelOption = Literal["auto", "essential", "fundamental", "homography"]
 MODELS: tuple[ModelOption, ...] = ("auto", "essential", "fundamental", "homography")
 # sigma over the standard deviation about the epipolar lines, its bounds in pixels, and c: chosen on training scenes
-# and on warped training photos. Torr has c = 2, which turns a scene with a large plane into a plane.
+# and on warped training photos (docs/geometry.md). Torr has c = 2, which turns a scene with a large plane into a plane.
 NOISE, MIN_NOISE, MAX_NOISE, MAX_SQUARED = 4.0, 0.1, 3.0, 10.0
 # Parameters of each model, and how many numbers of a match it leaves free.
 PARAMETERS: dict[Model, int] = {"essential": 5, "fundamental": 7, "homography": 8}
