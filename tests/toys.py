@@ -88,6 +88,10 @@ class EightPoint(Estimator):
     def find_fundamental(self, matches):
         return geometry.weighted_eight_point(*(torch.from_numpy(points) for points in matches.numpy_points()))
 
+    def find_homography(self, matches):
+        points0, points1 = (torch.from_numpy(points) for points in matches.numpy_points())
+        return geometry.weighted_homography(points0, points1, torch.ones(len(matches)))
+
 
 @SOURCES.add
 class JSONProblems(StoredPairs):

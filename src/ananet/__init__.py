@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ananet.core.correspondences import Correspondences
     from ananet.errors import InputError, MissingExtraError
-    from ananet.estimators import Pose, estimate_pose
+    from ananet.estimators import (
+        Fundamental,
+        Homography,
+        Pose,
+        estimate_fundamental,
+        estimate_homography,
+        estimate_pose,
+    )
     from ananet.pruners import Pruned, Pruner, list_pruners, load, load_pruner
     from ananet.twoview import PhotoMatcher, PhotoMatches, match_photos
     from ananet.twoview.motions import Motion, Motions, group_motions
@@ -23,6 +30,8 @@ except PackageNotFoundError:  # run from a source tree that was not installed
 
 __all__ = [
     "Correspondences",
+    "Fundamental",
+    "Homography",
     "InputError",
     "MissingExtraError",
     "Motion",
@@ -32,6 +41,8 @@ __all__ = [
     "Pose",
     "Pruned",
     "Pruner",
+    "estimate_fundamental",
+    "estimate_homography",
     "estimate_pose",
     "group_motions",
     "list_pruners",
@@ -49,7 +60,11 @@ _HOME = {
     "group_motions": "ananet.twoview.motions",
     "PhotoMatcher": "ananet.twoview",
     "PhotoMatches": "ananet.twoview",
+    "Fundamental": "ananet.estimators",
+    "Homography": "ananet.estimators",
     "Pose": "ananet.estimators",
+    "estimate_fundamental": "ananet.estimators",
+    "estimate_homography": "ananet.estimators",
     "estimate_pose": "ananet.estimators",
     "Pruned": "ananet.pruners",
     "Pruner": "ananet.pruners",

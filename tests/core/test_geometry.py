@@ -159,3 +159,48 @@ def test_translation_error():
     assert geometry.translation_error(x, y).item() == pytest.approx(90)
     assert geometry.translation_error(x, -5 * x).item() == 0
     assert geometry.translation_error(torch.zeros(3), x).item() == 90
+
+
+def homography_matches(H, n=200):
+    p0 = torch.rand(n, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 400
+    mapped = geometry.homogeneous(p0) @ H.T
+    return p0, mapped[:, :2] / mapped[:, 2:]
+
+
+def test_homography_distance_by_hand():
+    p0 = torch.tensor([[10.0, 20.0]])
+    # Both photos share the error of a match: half of it each.
+    same = geometry.homography_distance(p0, p0 + torch.tensor([[3.0, 4.0]]), torch.eye(3))
+    assert same.item() == pytest.approx(5 / math.sqrt(2))
+    # Under a zoom by 3 the error lies nearly all in the larger photo.
+    zoom = torch.diag(torch.tensor([3.0, 3.0, 1.0]))
+    found = geometry.homography_distance(p0, 3 * p0 + torch.tensor([[3.0, 4.0]]), zoom)
+    assert found.item() == pytest.approx(5 / math.sqrt(10))
+
+
+def test_homography_distance_is_the_same_in_both_directions_and_for_any_scale():
+    H = torch.tensor([[0.9, -0.2, 60.0], [0.15, 1.1, -30.0], [3e-4, -2e-4, 1.0]], dtype=torch.float64)
+    p0, p1 = homography_matches(H)
+    p1 = p1 + torch.randn(p1.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    forward = geometry.homography_distance(p0, p1, H)
+    torch.testing.assert_close(geometry.homography_distance(p0, p1, -7 * H), forward)
+    torch.testing.assert_close(geometry.homography_distance(p1, p0, torch.linalg.inv(H)), forward, rtol=0.02, atol=0)
+
+
+def test_points_beyond_the_horizon_fit_no_homography():
+    H = torch.tensor([[1.0, 0, 0], [0, 1, 0], [-1 / 300, 0, 1]], dtype=torch.float64)
+    p0, p1 = homography_matches(H)
+    distance = geometry.homography_distance(p0, p1, H)
+    assert (distance[p0[:, 0] < 300] < 1e-6).all() and distance[p0[:, 0] > 300].isinf().all()
+    on_it = torch.tensor([[300.0, 1.0], [1.0, 1.0], [2.0, 1.0]], dtype=torch.float64)
+    assert geometry.homography_distance(on_it, on_it, H)[0].isinf()
+
+
+def test_homography_from_weighted_matches():
+    H = torch.tensor([[0.9, -0.2, 60.0], [0.15, 1.1, -30.0], [3e-4, -2e-4, 1.0]], dtype=torch.float64)
+    p0, p1 = homography_matches(H)
+    p1[100:] += 50
+    weights = (torch.arange(200) < 100).double()
+    found = geometry.weighted_homography(p0, p1, weights)
+    torch.testing.assert_close(found / found[2, 2], H)
+    assert geometry.weighted_homography(p0[:0], p1[:0], weights[:0]).shape == (3, 3)

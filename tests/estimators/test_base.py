@@ -6,7 +6,7 @@ import torch
 
 from ananet import Correspondences, InputError, Pruned, estimate_pose
 from ananet.core.geometry import rotation_error, sampson_distance, translation_error
-from ananet.estimators import ESTIMATORS, estimate_fundamental, load_estimator
+from ananet.estimators import ESTIMATORS, estimate_fundamental, estimate_homography, load_estimator
 from ananet.estimators.base import IN_WORDS, MIN_SELECTED, select_matches
 from ananet.estimators.methods import MAGSAC, RANSAC, PoseLib
 from tests.conftest import make_problem
@@ -40,12 +40,16 @@ def test_few_matches_have_an_answer_or_none(estimator, n):
     few = make_problem(inliers=30, outliers=0).matches[:n]
     pose = estimate_pose(few, estimator)
     assert pose is None or np.isfinite(pose.R).all()
-    F = estimate_fundamental(few, estimator)
-    assert F is None or F.shape == (3, 3)
+    fundamental = estimate_fundamental(few, estimator)
+    assert fundamental is None or (fundamental.F.shape == (3, 3) and fundamental.inliers.shape == (n,))
+    homography = estimate_homography(few, estimator)
+    assert homography is None or (homography.H.shape == (3, 3) and homography.inliers.shape == (n,))
+    if n < 4:
+        assert homography is None
     if n < 5:
         assert pose is None
     if n < 8:
-        assert F is None
+        assert fundamental is None
 
 
 @pytest.mark.parametrize("estimator", NAMES)
@@ -55,14 +59,18 @@ def test_identical_points_do_not_crash(estimator):
     pose = estimate_pose(matches, estimator)
     assert pose is None or np.isfinite(pose.R).all()
     estimate_fundamental(matches, estimator)
+    homography = estimate_homography(matches, estimator)
+    assert homography is None or np.isfinite(homography.H).all()
 
 
 @pytest.mark.parametrize("estimator", NAMES)
 def test_fundamental_matrix_of_pixels(estimator, problem):
-    F = estimate_fundamental(problem.matches, estimator)
+    found = estimate_fundamental(problem.matches, estimator)
     m = problem.matches._as_tensors()
-    distance = sampson_distance(m.points0, m.points1, torch.from_numpy(F)).numpy()
+    distance = sampson_distance(m.points0, m.points1, torch.from_numpy(found.F)).numpy()
     assert np.median(distance[problem.inlier]) < 0.5
+    assert np.linalg.norm(found.F) == pytest.approx(1)
+    np.testing.assert_array_equal(found.inliers, distance < load_estimator(estimator).settings("fundamental").threshold)
 
 
 @pytest.mark.parametrize("estimator", NAMES)
@@ -83,12 +91,12 @@ def test_a_loaded_estimator_answers_again_and_again(estimator, problem):
     poses = [loaded.pose(problem.matches) for _ in range(2)]
     np.testing.assert_array_equal(poses[0].R, poses[1].R)
     np.testing.assert_array_equal(poses[0].inliers, estimate_pose(problem.matches, estimator, threshold=2).inliers)
-    assert loaded.fundamental(problem.matches).dtype == np.float64
+    assert loaded.fundamental(problem.matches).F.dtype == np.float64
     assert loaded.ray_threshold(problem.matches) == pytest.approx(2 / 500)
 
 
 @pytest.mark.parametrize("estimator", NAMES)
-@pytest.mark.parametrize("call", [estimate_pose, estimate_fundamental])
+@pytest.mark.parametrize("call", [estimate_pose, estimate_fundamental, estimate_homography])
 def test_wrong_options_are_named(estimator, call, problem):
     for wrong in (0, -1, np.inf, np.nan, "1px", True, [1]):
         with pytest.raises(InputError, match="threshold: expected a (positive number of pixels|number), got"):
@@ -115,7 +123,7 @@ def test_wrong_arguments_are_named(problem):
         estimate_pose(problem.matches, "magsac", use_scores=True)
 
 
-@pytest.mark.parametrize("call", [estimate_pose, estimate_fundamental])
+@pytest.mark.parametrize("call", [estimate_pose, estimate_fundamental, estimate_homography])
 @pytest.mark.parametrize("wrong", [np.zeros((9, 2)), [[1, 2]], None])
 def test_only_correspondences_are_taken(call, wrong):
     with pytest.raises(InputError, match=f"matches: expected Correspondences, got {type(wrong).__name__}"):
@@ -227,3 +235,59 @@ def test_names_and_options():
 def test_wrong_names_and_options_are_told(wrong, message):
     with pytest.raises(InputError, match=message):
         load_estimator(wrong)
+
+
+def plane(noise: float = 0.3, wrong: int = 0, n: int = 120) -> tuple[Correspondences, np.ndarray]:
+    """Matches of a plane with noise in both photos, the last ones wrong, and their homography."""
+    rng = np.random.default_rng(3)
+    H = np.array([[0.9, -0.2, 60.0], [0.15, 1.1, -30.0], [2e-4, -1e-4, 1.0]])
+    points0 = rng.uniform(0, [640, 480], (n, 2))
+    mapped = np.c_[points0, np.ones(n)] @ H.T
+    points1 = mapped[:, :2] / mapped[:, 2:]
+    points1[n - wrong :] = rng.uniform(0, [640, 480], (wrong, 2))
+    noisy = [points + rng.normal(0, noise, (n, 2)) for points in (points0, points1)]
+    return Correspondences(*noisy, image_size0=(640, 480), image_size1=(640, 480)), H
+
+
+def corner_error(found: np.ndarray, H: np.ndarray) -> float:
+    corners = np.array([[0, 0, 1], [640, 0, 1], [0, 480, 1], [640, 480, 1]])
+    both = [corners @ matrix.T for matrix in (found, H)]
+    return max(np.linalg.norm(both[0][:, :2] / both[0][:, 2:] - both[1][:, :2] / both[1][:, 2:], axis=1))
+
+
+@pytest.mark.parametrize("estimator", NAMES)
+def test_homography_of_a_plane(estimator):
+    matches, H = plane(wrong=40)
+    found = estimate_homography(matches, estimator)
+    assert corner_error(found.H, H) < 3 and found.H[2, 2] == 1 and found.H.dtype == np.float64
+    assert found.inliers[:80].mean() > 0.9 and found.inliers[80:].sum() <= 2
+
+
+def test_homography_of_exact_matches_by_least_squares():
+    matches, H = plane(noise=0.0)
+    np.testing.assert_allclose(estimate_homography(matches, "eight-point").H, H, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("call", [estimate_fundamental, estimate_homography])
+def test_every_model_takes_a_pruners_answer(name, call):
+    matches, _ = plane(wrong=40)
+    right = np.arange(120) < 80
+    found = call(matches, name, kept=pruned(right))
+    assert not found.inliers[~right].any() and found.inliers.sum() > 60
+    assert call(matches, name, kept=pruned(~right & right)) is None
+    with pytest.raises(InputError, match="kept: expected a pruner's result"):
+        call(matches, name, kept=right)
+
+
+def test_tensors_give_tensors_of_every_model():
+    matches, _ = plane()
+    given = Correspondences(torch.from_numpy(matches.points0), torch.from_numpy(matches.points1))
+    fundamental, homography = estimate_fundamental(given), estimate_homography(given)
+    assert isinstance(fundamental.F, torch.Tensor) and fundamental.inliers.dtype == torch.bool
+    assert isinstance(homography.H, torch.Tensor) and homography.inliers.dtype == torch.bool
+
+
+def test_models_are_named():
+    with pytest.raises(InputError, match="model: expected one of essential, fundamental, homography, got 'affine'"):
+        load_estimator().settings("affine")

@@ -15,19 +15,22 @@ from tests.conftest import make_problem
 
 
 def test_options_reach_poselib():
-    given = load_estimator("poselib", threshold=2, confidence=0.9, max_iterations=77, loss="cauchy", loss_scale=0.25)
-    assert given.sampling == {
-        "max_epipolar_error": 2.0,
-        "max_iterations": 77,
-        "progressive_sampling": False,
-        "success_prob": 0.9,
-    }
-    assert given.refinement == {"loss_type": "CAUCHY", "loss_scale": 0.25}
+    given = load_estimator("poselib", threshold=2, confidence=0.9, max_iterations=77, loss="huber", loss_scale=0.125)
+    sampling = {"max_iterations": 77, "progressive_sampling": False, "success_prob": 0.9}
+    refinement = {"loss_type": "HUBER", "loss_scale": 0.125}
+    for model in ("essential", "fundamental"):
+        assert given.options(model) == ({"max_epipolar_error": 2.0, **sampling}, refinement)
+    assert given.options("homography") == ({"max_reproj_error": 2.0, **sampling}, refinement)
+
+
+def test_defaults_of_poselib_depend_on_the_model():
     plain = load_estimator("poselib")
-    assert "success_prob" not in plain.sampling and plain.sampling["max_epipolar_error"] == 0.75
-    assert plain.refinement == {"loss_type": "CAUCHY", "loss_scale": 0.25} and plain.match_selection == "one-to-one"
-    assert load_estimator("poselib@loss=huber@loss_scale=none").refinement == {"loss_type": "HUBER"}
-    assert load_estimator("poselib@loss=none").refinement == {}
+    sampling, refinement = plain.options("essential")
+    assert "success_prob" not in sampling and sampling["max_epipolar_error"] == 0.75
+    assert refinement == {"loss_type": "CAUCHY", "loss_scale": 0.25}
+    assert plain.settings("essential").match_selection == "one-to-one"
+    assert plain.settings("homography").threshold > plain.settings("essential").threshold
+    assert load_estimator("poselib@loss=huber").settings("essential").loss_scale == 0.25
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ def test_weights_are_the_papers():
 
 def test_fundamental_matrix_has_rank_two():
     clean = make_problem(outliers=0).matches.to("cpu")
-    F = estimate_fundamental(clean, "eight-point")
+    F = estimate_fundamental(clean, "eight-point").F
     assert torch.linalg.svdvals(F)[2] < 1e-12
     assert sampson_distance(clean.points0.double(), clean.points1.double(), F).median() < 0.5
 

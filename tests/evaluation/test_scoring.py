@@ -167,14 +167,15 @@ def test_settings_are_described():
 def test_options_of_a_name_go_before_the_settings():
     settings = PoseSettings(("ransac@threshold=3", "magsac@confidence=0.9"), threshold=0.5, confidence=0.99)
     first, second = (settings.load(name) for name in settings.estimators)
-    assert (first.threshold, first.confidence) == (3.0, 0.99)
-    assert (second.threshold, second.confidence) == (0.5, 0.9)
+    assert (first.settings("essential").threshold, first.confidence) == (3.0, 0.99)
+    assert (second.settings("essential").threshold, second.confidence) == (0.5, 0.9)
     described = "ransac, threshold 3 px / mean focal length, confidence 0.99, all kept matches"
     assert settings.describe("ransac@threshold=3") == described
     calibrated = PoseSettings(("ransac@threshold=3", "magsac"), threshold=0.002, calibrated=True)
     matches = make_problem().matches
-    assert calibrated.load("ransac@threshold=3", matches).threshold == 3, "an option of a name is in pixels"
-    assert calibrated.load("magsac", matches).threshold == pytest.approx(1.0)
+    first, second = (calibrated.load(name, matches).settings("essential") for name in calibrated.estimators)
+    assert first.threshold == 3, "an option of a name is in pixels"
+    assert second.threshold == pytest.approx(1.0)
     assert "3 px" in calibrated.describe("ransac@threshold=3") and "calibrated" in calibrated.describe("magsac")
 
 

@@ -181,8 +181,11 @@ def prepare_estimators(_: Path) -> Case:
         if data.draw(st.integers(0, 9)) == 0:
             kept = data.draw(st.sampled_from(fuzzed.NONSENSE))
         try:
-            F = estimator.fundamental(pair)
-            assert F is None or (F.shape == (3, 3) and np.isfinite(F).all())
+            for found, name in ((estimator.fundamental(pair, kept), "F"), (estimator.homography(pair, kept), "H")):
+                if found is not None:
+                    matrix, inliers = np.asarray(getattr(found, name)), np.asarray(found.inliers)
+                    assert matrix.shape == (3, 3) and np.isfinite(matrix).all()
+                    assert inliers.shape == (len(pair),) and inliers.dtype == bool
             pose = estimator.pose(pair, kept)
             if pose is not None:
                 R, t, inliers = (np.asarray(value) for value in (pose.R, pose.t, pose.inliers))

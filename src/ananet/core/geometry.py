@@ -99,6 +99,46 @@ def sampson_distance(points0: Tensor, points1: Tensor, E: Tensor) -> Tensor:
     return residual.abs() / (normal0 + normal1).clamp_min(tiny(residual)).sqrt()
 
 
+def homography_distance(points0: Tensor, points1: Tensor, H: Tensor) -> Tensor:
+    """First-order distance of a match to the nearest one that satisfies p1 ~ H p0 exactly, [... x N].
+
+    As Sampson's distance, it is measured in both photos together. Points that H sends through infinity to the other
+    side than most of them are infinitely far.
+    """
+    mapped = homogeneous(points0) @ H.mT
+    side = mapped[..., 2:].sign()
+    sides = torch.where(side.sum(-2, keepdim=True) < 0, -1.0, 1.0)
+    seen = (side == sides)[..., 0]
+    w = torch.where(seen[..., None], mapped[..., 2:], sides)
+    target = mapped[..., :2] / w
+    # The derivative of the mapped point by the point.
+    slope = (H[..., None, :2, :2] - target[..., None] * H[..., None, 2:, :2]) / w[..., None]
+    # [A, -I] [A, -I]^T of the constraint's derivative A by the first point, -I by the second.
+    spread = slope @ slope.mT
+    xx, xy, yy = spread[..., 0, 0] + 1, spread[..., 0, 1], spread[..., 1, 1] + 1
+    x, y = (target - points1).unbind(-1)
+    squared = (x.square() * yy - 2 * x * y * xy + y.square() * xx) / (xx * yy - xy.square())
+    distance = squared.clamp_min(0).sqrt()
+    return torch.where(seen & distance.isfinite(), distance, torch.inf)
+
+
+def weighted_homography(points0: Tensor, points1: Tensor, weights: Tensor) -> Tensor:
+    """The matrix H of norm 1 that minimises sum_i w_i |p1_i x H p0_i|^2 (the direct linear transform), [... x 3 x 3].
+
+    Points are centred and scaled first (Hartley 1997), with the same weights. At least four matches of positive weight,
+    no three of them on a line, are needed for a unique solution.
+    """
+    points0, points1, weights = points0.double(), points1.double(), weights.double()
+    weights = weights / weights.sum(-1, keepdim=True).clamp_min(tiny(weights))
+    p0, T0 = hartley_normalize(points0, weights)
+    p1, T1 = hartley_normalize(points1, weights)
+    zero = torch.zeros_like(p0)
+    rows = [torch.cat([-p0, zero, p1[..., :1] * p0], -1), torch.cat([zero, -p0, p1[..., 1:2] * p0], -1)]
+    first, second = ((row * weights[..., None]).mT @ row for row in rows)
+    H = torch.linalg.solve(T1, smallest_eigenvector(first + second).unflatten(-1, (3, 3)) @ T0)
+    return H / torch.linalg.matrix_norm(H)[..., None, None].clamp_min(tiny(H))
+
+
 def weighted_eight_point(points0: Tensor, points1: Tensor, weights: Tensor | None = None) -> Tensor:
     """The matrix E of norm 1 that minimises sum_i w_i (p1_i^T E p0_i)^2, differentiable, [... x 3 x 3].
 

@@ -375,11 +375,11 @@ class ScenePairs:
             return None
         good = np.flatnonzero(found.mutual & (found.ratio < DISTINCTIVE_RATIO))
         points0, points1 = first.points[good], second.points[found.index[good]]
-        F = estimate_fundamental(Correspondences(points0, points1), "magsac", threshold=LOOKALIKE_PIXELS)
-        if F is None:
+        agreed = estimate_fundamental(Correspondences(points0, points1), "magsac", threshold=LOOKALIKE_PIXELS)
+        if agreed is None:
             return 0
         as_tensors = torch.from_numpy(points0).double(), torch.from_numpy(points1).double()
-        distance = geometry.epipolar_distance(*as_tensors, torch.as_tensor(F))
+        distance = geometry.epipolar_distance(*as_tensors, torch.as_tensor(agreed.F))
         return int((distance < LOOKALIKE_PIXELS).sum())
 
     def match(self, a: int, b: int, share: float) -> MatchedPair | None:

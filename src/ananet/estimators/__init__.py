@@ -1,5 +1,25 @@
 """Robust estimation of two-view geometry from matches."""
 
-from ananet.estimators.base import ESTIMATORS, Estimator, Pose, estimate_fundamental, estimate_pose, load_estimator
+from ananet.estimators.base import (
+    ESTIMATORS,
+    Estimator,
+    Fundamental,
+    Homography,
+    Pose,
+    estimate_fundamental,
+    estimate_homography,
+    estimate_pose,
+    load_estimator,
+)
 
-__all__ = ["ESTIMATORS", "Estimator", "Pose", "estimate_fundamental", "estimate_pose", "load_estimator"]
+__all__ = [
+    "ESTIMATORS",
+    "Estimator",
+    "Fundamental",
+    "Homography",
+    "Pose",
+    "estimate_fundamental",
+    "estimate_homography",
+    "estimate_pose",
+    "load_estimator",
+]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,11 +22,15 @@ from ananet.core.conflicts import penalize_conflicts
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 
+Model = Literal["essential", "fundamental", "homography"]
 MatchSelection = Literal["one-to-one", "all"]
 IN_WORDS = {"one-to-one": "one-to-one matches", "all": "all kept matches"}
 # If fewer matches than this are one-to-one, all kept ones are used.
 MIN_SELECTED = 30
-MIN_FOR_POSE, MIN_FOR_FUNDAMENTAL = 5, 8
+# Of a homography of norm 1: below this, its last number is noise.
+MIN_LAST = 1e-9
+# Matches that each model needs at least.
+MIN_FOR: Mapping[Model, int] = MappingProxyType({"essential": 5, "fundamental": 8, "homography": 4})
 
 
 class PruningResult(Protocol):
@@ -95,11 +101,51 @@ class Pose:
     """[N] bool: matches within the threshold of the epipolar geometry; only kept ones if `kept` was given."""
 
 
+@dataclass(frozen=True, eq=False)
+class Fundamental:
+    """Epipolar geometry of two photos in pixels, p1^T F p0 = 0, with F of norm 1.
+
+    Tensors on the points' device if the points were tensors, else numpy arrays.
+    """
+
+    F: np.ndarray | Tensor
+    """[3 x 3] float64 fundamental matrix."""
+    inliers: np.ndarray | Tensor
+    """[N] bool: matches within the threshold of the epipolar geometry; only kept ones if `kept` was given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Homography:
+    """Points of the first photo to the second, p1 ~ H p0 in pixels: a plane, or a camera that only turned.
+
+    Tensors on the points' device if the points were tensors, else numpy arrays.
+    """
+
+    H: np.ndarray | Tensor
+    """[3 x 3] float64 homography with H[2, 2] = 1, or of norm 1 if the origin goes to infinity."""
+    inliers: np.ndarray | Tensor
+    """[N] bool: matches within the threshold of the homography; only kept ones if `kept` was given."""
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """How an estimator finds one of the models."""
+
+    threshold: float = THRESHOLD_PIXELS
+    """Inlier threshold in pixels: first-order distance to the nearest match that satisfies the model exactly."""
+    match_selection: MatchSelection = "all"
+    """Which kept matches are used."""
+    loss: str | None = None
+    """Of the refinement; None if there is none, or no choice."""
+    loss_scale: float | None = None
+    """In pixels."""
+
+
 class Estimator(ABC):
-    """Robust estimation of two-view geometry. A subclass implements `find_pose` and `find_fundamental`.
+    """Robust estimation of two-view geometry. A subclass implements `find_pose`, `find_fundamental`, `find_homography`.
 
     Args:
-        threshold: inlier threshold in pixels; None for the estimator's default.
+        threshold: inlier threshold in pixels; None for the estimator's default, which may depend on the model.
         confidence: sampling stops at this probability of having found the best model; None for the default.
         use_scores: sample the best matches first (PROSAC), by the pruner's scores if `kept` is given, else by
             `matches.scores`. Saves iterations.
@@ -108,10 +154,10 @@ class Estimator(ABC):
 
     name: str
     can_use_scores = True
-    default_threshold = THRESHOLD_PIXELS
     default_confidence: float | None = None
     """None for the default of the wrapped library."""
-    default_match_selection: MatchSelection = "all"
+    defaults: ClassVar[Mapping[Model, ModelSettings]] = MappingProxyType({model: ModelSettings() for model in MIN_FOR})
+    """Settings of each model where none are given."""
 
     def __init__(
         self,
@@ -120,13 +166,19 @@ class Estimator(ABC):
         use_scores: bool = False,
         match_selection: MatchSelection | None = None,
     ) -> None:
-        self.threshold = self.default_threshold if threshold is None else threshold
-        check_positive("threshold", self.threshold, " of pixels")
+        if threshold is not None:
+            check_positive("threshold", threshold, " of pixels")
+        self.given: dict[str, Any] = {"threshold": threshold, "match_selection": match_selection}
         self.confidence = self.default_confidence if confidence is None else check_probability("confidence", confidence)
-        self.match_selection = match_selection or self.default_match_selection
         self.use_scores = use_scores
         if use_scores and not self.can_use_scores:
             raise InputError(f"use_scores: the estimator {self.name!r} cannot use scores, expected magsac or poselib")
+
+    def settings(self, model: Model) -> ModelSettings:
+        """Settings of a model: what was given, else the defaults."""
+        if model not in MIN_FOR:
+            raise InputError(f"model: expected one of {', '.join(MIN_FOR)}, got {model!r}")
+        return replace(self.defaults[model], **{name: value for name, value in self.given.items() if value is not None})
 
     @abstractmethod
     def find_pose(self, matches: Correspondences) -> tuple[Tensor, Tensor] | None:
@@ -136,46 +188,79 @@ class Estimator(ABC):
     def find_fundamental(self, matches: Correspondences) -> Tensor | None:
         """[3 x 3] float64 fundamental matrix of eight or more matches in pixels; None if none was found."""
 
+    @abstractmethod
+    def find_homography(self, matches: Correspondences) -> Tensor | None:
+        """[3 x 3] float64 homography of four or more matches in pixels; None if none was found."""
+
     def pose(self, matches: Correspondences, kept: PruningResult | None = None) -> Pose | None:
         """Relative pose of two calibrated cameras; None if none was found, or for fewer than 5 matches.
 
         Args:
             kept: a pruner's result on these matches; `match_selection` decides which of them are used. None uses all.
         """
-        used = matches = checked_matches(matches)
+        matches = checked_matches(matches)
         if matches.K0 is None or matches.K1 is None:
             raise InputError("matches: a pose needs camera matrices, expected K0 and K1, got none")
-        if kept is not None:
-            selected = self.taken(matches, kept)
-            used = matches.with_scores(torch.as_tensor(kept.logits).sigmoid())[selected]
-        used = self._sorted(used)
-        found = self.find_pose(used) if len(used) >= MIN_FOR_POSE else None
+        used = self._used(matches, kept, "essential")
+        found = None if used is None else self.find_pose(used)
         if found is None:
             return None
         rays = matches.normalized().double().cpu()
         distance = geometry.sampson_distance(rays[:, :2], rays[:, 2:], geometry.essential_from_pose(*found))
-        inliers = distance < self.ray_threshold(matches)
-        if kept is not None:
-            inliers &= torch.as_tensor(kept.mask).cpu()
+        inliers = _within(distance, self.ray_threshold(matches), kept)
         return Pose(*map(matches._as_given, (*found, inliers)))
 
-    def taken(self, matches: Correspondences, kept: PruningResult) -> Tensor:
+    def fundamental(self, matches: Correspondences, kept: PruningResult | None = None) -> Fundamental | None:
+        """Fundamental matrix of matches in pixels; None if none was found, or for fewer than 8 matches.
+
+        Args:
+            kept: as for `pose`.
+        """
+        matches = checked_matches(matches)
+        used = self._used(matches, kept, "fundamental")
+        F = None if used is None else self.find_fundamental(used)
+        if F is None or not (F.isfinite().all() and F.any()):
+            return None
+        F = F / torch.linalg.matrix_norm(F)
+        distance = geometry.sampson_distance(*_pixels(matches), F)
+        inliers = _within(distance, self.settings("fundamental").threshold, kept)
+        return Fundamental(*map(matches._as_given, (F, inliers)))
+
+    def homography(self, matches: Correspondences, kept: PruningResult | None = None) -> Homography | None:
+        """Homography of matches in pixels; None if none was found, or for fewer than 4 matches.
+
+        Args:
+            kept: as for `pose`.
+        """
+        matches = checked_matches(matches)
+        used = self._used(matches, kept, "homography")
+        H = None if used is None else self.find_homography(used)
+        if H is None or not (H.isfinite().all() and H.any()):
+            return None
+        H = H / torch.linalg.matrix_norm(H)
+        H = H / H[2, 2] if abs(H[2, 2]) > MIN_LAST else H
+        distance = geometry.homography_distance(*_pixels(matches), H)
+        inliers = _within(distance, self.settings("homography").threshold, kept)
+        return Homography(*map(matches._as_given, (H, inliers)))
+
+    def taken(self, matches: Correspondences, kept: PruningResult, model: Model = "essential") -> Tensor:
         """[N] bool: the kept matches that `match_selection` selects."""
         check_kept(kept)
         if len(kept.mask) != len(matches):
             raise InputError(f"kept: expected the result for these {len(matches)} matches, got {len(kept.mask)}")
-        return select_matches(matches, kept, self.match_selection)
+        return select_matches(matches, kept, self.settings(model).match_selection)
 
-    def fundamental(self, matches: Correspondences) -> np.ndarray | Tensor | None:
-        """[3 x 3] float64 fundamental matrix of matches in pixels; None if none was found, or for fewer than 8."""
-        matches = checked_matches(matches)
-        used = self._sorted(matches)
-        F = self.find_fundamental(used) if len(matches) >= MIN_FOR_FUNDAMENTAL else None
-        return None if F is None else matches._as_given(F)
+    def _used(self, matches: Correspondences, kept: PruningResult | None, model: Model) -> Correspondences | None:
+        """The matches that a model is fitted to, in the order of sampling; None if they are too few."""
+        if kept is not None:
+            selected = self.taken(matches, kept, model)
+            matches = matches.with_scores(torch.as_tensor(kept.logits).sigmoid())[selected]
+        matches = self._sorted(matches)
+        return matches if len(matches) >= MIN_FOR[model] else None
 
     def ray_threshold(self, matches: Correspondences) -> float:
         """The threshold for calibrated points."""
-        return self.threshold / mean_focal(matches.K0, matches.K1)
+        return self.settings("essential").threshold / mean_focal(matches.K0, matches.K1)
 
     def _sorted(self, matches: Correspondences) -> Correspondences:
         """Best matches first if `use_scores`."""
@@ -187,6 +272,15 @@ class Estimator(ABC):
 
     def __repr__(self) -> str:
         return f"<estimator {self.name}>"
+
+
+def _pixels(matches: Correspondences) -> tuple[Tensor, Tensor]:
+    return matches.points0.double().cpu(), matches.points1.double().cpu()
+
+
+def _within(distance: Tensor, threshold: float, kept: PruningResult | None) -> Tensor:
+    """[N] bool: matches within the threshold, of the kept ones if those are known."""
+    return distance < threshold if kept is None else (distance < threshold) & torch.as_tensor(kept.mask).cpu()
 
 
 _METHODS = {"poselib": "PoseLib", "ransac": "RANSAC", "magsac": "MAGSAC", "eight-point": "EightPoint"}
@@ -225,10 +319,20 @@ def estimate_pose(
 
 
 def estimate_fundamental(
-    matches: Correspondences, estimator: str = ESTIMATOR, **options: Any
-) -> np.ndarray | Tensor | None:
-    """Estimate the [3 x 3] float64 fundamental matrix of matches in pixels; None if none was found.
+    matches: Correspondences, estimator: str = ESTIMATOR, *, kept: PruningResult | None = None, **options: Any
+) -> Fundamental | None:
+    """Estimate the fundamental matrix of matches in pixels; None if none was found.
 
-    Arguments as for `estimate_pose`; camera matrices are not used.
+    Arguments as for `estimate_pose`; at least 8 matches, and camera matrices are not used.
     """
-    return load_estimator(estimator, **options).fundamental(matches)
+    return load_estimator(estimator, **options).fundamental(matches, kept)
+
+
+def estimate_homography(
+    matches: Correspondences, estimator: str = ESTIMATOR, *, kept: PruningResult | None = None, **options: Any
+) -> Homography | None:
+    """Estimate the homography of matches in pixels, of a plane or a camera that only turned; None if none was found.
+
+    Arguments as for `estimate_pose`; at least 4 matches, and camera matrices are not used.
+    """
+    return load_estimator(estimator, **options).homography(matches, kept)

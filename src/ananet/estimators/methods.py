@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 import cv2
 import numpy as np
@@ -16,7 +17,7 @@ from ananet.core import geometry
 from ananet.core.cameras import calibrate, camera_matrix, camera_parameters, project
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.estimators.base import MIN_FOR_FUNDAMENTAL, Estimator, MatchSelection
+from ananet.estimators.base import MIN_FOR, Estimator, MatchSelection, Model, ModelSettings
 
 MAX_ITERATIONS = 10_000
 
@@ -30,13 +31,17 @@ class PoseLib(Estimator):
     Args:
         threshold, confidence, use_scores, match_selection: as for every estimator.
         max_iterations: largest number of samples.
-        loss: loss function of the refinement; None for PoseLib's default, truncated.
-        loss_scale: scale of the loss in pixels; None for PoseLib's default.
+        loss, loss_scale: loss function of the refinement and its scale in pixels; None for the defaults.
     """
 
     name = "poselib"
-    default_threshold = 0.75
-    default_match_selection = "one-to-one"
+    defaults: ClassVar[Mapping[Model, ModelSettings]] = MappingProxyType(
+        {
+            "essential": ModelSettings(0.75, "one-to-one", "cauchy", 0.25),
+            "fundamental": ModelSettings(0.75, "one-to-one", "cauchy", 0.25),
+            "homography": ModelSettings(2.0, "one-to-one", "cauchy", 0.5),
+        }
+    )
 
     def __init__(
         self,
@@ -45,26 +50,30 @@ class PoseLib(Estimator):
         use_scores: bool = False,
         match_selection: MatchSelection | None = None,
         max_iterations: int = MAX_ITERATIONS,
-        loss: Literal["trivial", "truncated", "huber", "cauchy"] | None = "cauchy",
-        loss_scale: float | None = 0.25,
+        loss: Literal["trivial", "truncated", "huber", "cauchy"] | None = None,
+        loss_scale: float | None = None,
     ) -> None:
         super().__init__(threshold, confidence, use_scores, match_selection)
-        iterations = check_whole_number("max_iterations", max_iterations, 1)
-        self.sampling: dict[str, Any] = {"max_epipolar_error": self.threshold, "max_iterations": iterations}
-        self.sampling["progressive_sampling"] = use_scores
-        if self.confidence is not None:
-            self.sampling["success_prob"] = self.confidence
-        self.refinement: dict[str, Any] = {} if loss is None else {"loss_type": loss.upper()}
         if loss_scale is not None:
             check_positive("loss_scale", loss_scale, " of pixels")
-            if loss is not None:
-                self.refinement["loss_scale"] = loss_scale
+        self.given |= {"loss": loss, "loss_scale": loss_scale}
+        self.max_iterations = check_whole_number("max_iterations", max_iterations, 1)
+
+    def options(self, model: Model) -> tuple[dict[str, Any], dict[str, Any]]:
+        """PoseLib's options of sampling and of refinement."""
+        settings = self.settings(model)
+        error = "max_reproj_error" if model == "homography" else "max_epipolar_error"
+        sampling: dict[str, Any] = {error: settings.threshold, "max_iterations": self.max_iterations}
+        sampling["progressive_sampling"] = self.use_scores
+        if self.confidence is not None:
+            sampling["success_prob"] = self.confidence
+        return sampling, {"loss_type": str(settings.loss).upper(), "loss_scale": settings.loss_scale}
 
     def find_pose(self, matches: Correspondences) -> tuple[Tensor, Tensor] | None:
         points0, points1 = matches.numpy_points()
         points0, camera0 = _without_skew(points0, matches.K0)
         points1, camera1 = _without_skew(points1, matches.K1)
-        pose, info = poselib.estimate_relative_pose(points0, points1, camera0, camera1, self.sampling, self.refinement)
+        pose, info = poselib.estimate_relative_pose(points0, points1, camera0, camera1, *self.options("essential"))
         R, t = torch.from_numpy(np.array(pose.R)), torch.from_numpy(np.array(pose.t))
         length = t.norm()
         if info["num_inliers"] == 0 or not torch.isfinite(R).all() or not length > 0:
@@ -72,8 +81,12 @@ class PoseLib(Estimator):
         return R, t / length
 
     def find_fundamental(self, matches: Correspondences) -> Tensor | None:
-        F, info = poselib.estimate_fundamental(*matches.numpy_points(), self.sampling, self.refinement)
+        F, info = poselib.estimate_fundamental(*matches.numpy_points(), *self.options("fundamental"))
         return torch.from_numpy(np.array(F)) if info["num_inliers"] > 0 else None
+
+    def find_homography(self, matches: Correspondences) -> Tensor | None:
+        H, info = poselib.estimate_homography(*matches.numpy_points(), *self.options("homography"))
+        return torch.from_numpy(np.array(H)) if info["num_inliers"] > 0 else None
 
 
 def _without_skew(points: np.ndarray, camera: Tensor | None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -111,14 +124,21 @@ class RANSAC(Estimator):
         return best
 
     def find_fundamental(self, matches: Correspondences) -> Tensor | None:
-        return next(iter(_matrices(self._fundamental, *matches.numpy_points())), None)
+        threshold = self.settings("fundamental").threshold
+        return next(iter(_matrices(self._fundamental, *matches.numpy_points(), threshold)), None)
+
+    def find_homography(self, matches: Correspondences) -> Tensor | None:
+        threshold = self.settings("homography").threshold
+        return next(iter(_matrices(self._homography, *matches.numpy_points(), threshold)), None)
 
     def _essential(self, rays0: np.ndarray, rays1: np.ndarray, threshold: float) -> Any:
         return cv2.findEssentialMat(rays0, rays1, np.eye(3), cv2.RANSAC, self.confidence, threshold)
 
-    def _fundamental(self, points0: np.ndarray, points1: np.ndarray) -> Any:
-        method = cv2.FM_RANSAC
-        return cv2.findFundamentalMat(points0, points1, method, self.threshold, self.confidence, MAX_ITERATIONS)
+    def _fundamental(self, points0: np.ndarray, points1: np.ndarray, threshold: float) -> Any:
+        return cv2.findFundamentalMat(points0, points1, cv2.FM_RANSAC, threshold, self.confidence, MAX_ITERATIONS)
+
+    def _homography(self, points0: np.ndarray, points1: np.ndarray, threshold: float) -> Any:
+        return cv2.findHomography(points0, points1, cv2.RANSAC, threshold, None, MAX_ITERATIONS, self.confidence)
 
 
 class MAGSAC(RANSAC):
@@ -130,8 +150,11 @@ class MAGSAC(RANSAC):
     def _essential(self, rays0: np.ndarray, rays1: np.ndarray, threshold: float) -> Any:
         return cv2.findEssentialMat(rays0, rays1, np.eye(3), np.eye(3), None, None, self._options(threshold))
 
-    def _fundamental(self, points0: np.ndarray, points1: np.ndarray) -> Any:
-        return cv2.findFundamentalMat(points0, points1, self._options(self.threshold))
+    def _fundamental(self, points0: np.ndarray, points1: np.ndarray, threshold: float) -> Any:
+        return cv2.findFundamentalMat(points0, points1, self._options(threshold))
+
+    def _homography(self, points0: np.ndarray, points1: np.ndarray, threshold: float) -> Any:
+        return cv2.findHomography(points0, points1, self._options(threshold))
 
     def _options(self, threshold: float) -> Any:
         """OpenCV's MAGSAC++ preset, with PROSAC sampling if `use_scores`."""
@@ -175,10 +198,16 @@ class EightPoint(Estimator):
         U, values, V = torch.linalg.svd(F)
         return U[:, :2] * values[:2] @ V[:2]  # of rank 2
 
+    def find_homography(self, matches: Correspondences) -> Tensor | None:
+        weights = _weights(matches)
+        if int((weights > 0).sum()) < MIN_FOR["homography"]:
+            return None
+        return geometry.weighted_homography(matches.points0.cpu(), matches.points1.cpu(), weights)
+
 
 def _solve(points0: Tensor, points1: Tensor, weights: Tensor) -> Tensor | None:
     """[3 x 3]; None for fewer than 8 weighted matches, or coordinates with squares that overflow."""
-    if int((weights > 0).sum()) < MIN_FOR_FUNDAMENTAL:
+    if int((weights > 0).sum()) < MIN_FOR["fundamental"]:
         return None
     found = geometry.weighted_eight_point(points0, points1, weights)
     return found if found.isfinite().all() else None

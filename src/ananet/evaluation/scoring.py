@@ -95,8 +95,9 @@ class PoseSettings(Settings):
         unit = "in calibrated coordinates" if self.calibrated and "threshold" not in given else "px / mean focal length"
         confidence = "its default" if loaded.confidence is None else f"{loaded.confidence:.15g}"
         more = own + (f", mean of {self.repeats} runs" if self.repeats > 1 else "")
-        matches = IN_WORDS[loaded.match_selection]
-        return f"{name}, threshold {loaded.threshold:g} {unit}, confidence {confidence}, {matches}{more}"
+        settings = loaded.settings("essential")
+        matches = IN_WORDS[settings.match_selection]
+        return f"{name}, threshold {settings.threshold:g} {unit}, confidence {confidence}, {matches}{more}"
 
 
 _PAPER_INPUT: dict[str, Any] = {"detector": PAPER_DETECTOR, "max_keypoints": PAPER_KEYPOINTS}

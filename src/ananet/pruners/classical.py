@@ -67,6 +67,7 @@ class RobustPruner(PossibleMatchesPruner):
     estimator_name: ClassVar[str]
 
     def __init__(self, threshold: float = THRESHOLD_PIXELS) -> None:
+        self.threshold = threshold
         self.estimator = load_estimator(self.estimator_name, threshold=threshold)
 
     def _logits(self, matches: Correspondences) -> Tensor:
@@ -74,12 +75,12 @@ class RobustPruner(PossibleMatchesPruner):
         if F is None:
             return torch.full((len(matches),), -MAX_LOGIT)
         points0, points1 = matches.points0.double().cpu(), matches.points1.double().cpu()
-        return margin(self.estimator.threshold, geometry.sampson_distance(points0, points1, F))
+        return margin(self.threshold, geometry.sampson_distance(points0, points1, F))
 
     def _fundamental(self, matches: Correspondences) -> Tensor | None:
         if matches.K0 is None or matches.K1 is None:
-            F = self.estimator.fundamental(matches)
-            return None if F is None else torch.as_tensor(F).cpu()
+            found = self.estimator.fundamental(matches)
+            return None if found is None else torch.as_tensor(found.F).cpu()
         pose = self.estimator.pose(matches)
         if pose is None:
             return None

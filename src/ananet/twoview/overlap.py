@@ -89,11 +89,11 @@ def check_overlap(matches: Correspondences, mask: Any, neighbours: Correspondenc
     best = Overlap(False, 0, len(order), math.inf)
     # A pruner may fail where the photos do overlap: the most distinctive matches get a try of their own.
     for fitted in (matches[mask], tested[distinctive]):
-        F = estimate_fundamental(fitted, "magsac", threshold=THRESHOLD_PIXELS)
-        if F is None:
+        found = estimate_fundamental(fitted, "magsac", threshold=THRESHOLD_PIXELS)
+        if found is None:
             continue
         points0, points1 = (points.double().cpu() for points in (tested.points0, tested.points1))
-        distance = geometry.epipolar_distance(points0, points1, torch.as_tensor(F).cpu())
+        distance = geometry.epipolar_distance(points0, points1, torch.as_tensor(found.F).cpu())
         agrees = (distance < THRESHOLD_PIXELS).numpy()[order]
         log10_nfa = min(log10_false_alarms(n, int(agrees[:n].sum()), chance) for n in subsets)
         log10_nfa += math.log10(2 * len(subsets))

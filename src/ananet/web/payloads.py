@@ -132,10 +132,9 @@ def conflicting(found: PhotoMatches) -> np.ndarray:
 def fundamental(found: PhotoMatches) -> np.ndarray | None:
     """[3 x 3] F of norm 1 with p1^T F p0 = 0 in pixels, from the pose or else from the kept matches."""
     matches = found.matches._as_tensors()
-    F: np.ndarray | torch.Tensor | None
     if found.pose is not None and matches.K0 is not None and matches.K1 is not None:
         E = geometry.essential_from_pose(torch.as_tensor(found.pose.R), torch.as_tensor(found.pose.t))
         F = geometry.fundamental_from_essential(E, matches.K0.double(), matches.K1.double())
-    else:
-        F = estimate_fundamental(matches[found.kept.mask])
-    return None if F is None else np.asarray(F) / np.linalg.norm(F)
+        return np.asarray(F / torch.linalg.matrix_norm(F))
+    estimated = estimate_fundamental(matches, kept=found.kept)
+    return None if estimated is None else np.asarray(estimated.F)
