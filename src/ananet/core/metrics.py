@@ -122,7 +122,8 @@ def corner_error(H: np.ndarray, truth: np.ndarray, size: tuple[float, float]) ->
 
     Infinite where H is not finite or maps a corner to infinity.
 
-    >>> corner_error(np.diag([1.0, 1.0, 1.0]), np.array([[1.0, 0.0, 3.0], [0.0, 1.0, 4.0], [0.0, 0.0, 1.0]]), (640, 480))
+    >>> shift = np.array([[1.0, 0.0, 3.0], [0.0, 1.0, 4.0], [0.0, 0.0, 1.0]])
+    >>> corner_error(np.eye(3), shift, (640, 480))
     5.0
     """
     matrices = [_array(name, matrix, np.float64) for name, matrix in (("H", H), ("truth", truth))]

@@ -155,7 +155,14 @@ class LabelledPair:
 
     @classmethod
     def from_homography(
-        cls, name: str, matches: Correspondences, H: Tensor, scene: str = "", *, pixels: float = PLANE_PIXELS, **more: Any
+        cls,
+        name: str,
+        matches: Correspondences,
+        H: Tensor,
+        scene: str = "",
+        *,
+        pixels: float = PLANE_PIXELS,
+        **more: Any,
     ) -> LabelledPair:
         """Call those matches right whose first point H maps to within some pixels of the second; `more` are fields."""
         points = matches._as_tensors()

@@ -12,16 +12,14 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from ananet._util.names import Registry
 from ananet.datasets.base import HomographyPair, LabelledPair, PairTable, PosedScene, join, table_of_pairs
 from ananet.errors import InputError
-
-Model = Literal["essential", "fundamental", "homography"]
-"""What relates two photos: with known cameras, with unknown ones, and of a plane or from one place."""
+from ananet.estimators.base import Model
 
 
 class Source(ABC):

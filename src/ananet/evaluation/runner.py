@@ -33,9 +33,10 @@ from ananet._util.defaults import DETECTOR, PRUNER, REPORTED_ESTIMATORS
 from ananet._util.devices import choose_device
 from ananet.core import metrics
 from ananet.datasets.base import LabelledPair
-from ananet.datasets.sources import SOURCES, Model, Source, open_source
+from ananet.datasets.sources import SOURCES, Source, open_source
 from ananet.errors import InputError
 from ananet.estimators import ESTIMATORS
+from ananet.estimators.base import Model
 from ananet.evaluation.explain import inlier_neighbours
 from ananet.evaluation.pairs import MatchSettings, PhotoPairs, open_pairs
 from ananet.evaluation.predictions import (

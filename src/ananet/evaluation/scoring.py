@@ -18,10 +18,9 @@ from ananet.core.cameras import calibrate, mean_focal
 from ananet.core.correspondences import Correspondences
 from ananet.core.metrics import PoseError
 from ananet.datasets.base import LabelledPair
-from ananet.datasets.sources import Model
 from ananet.errors import InputError
 from ananet.estimators import Estimator, Fundamental, Pose, load_estimator
-from ananet.estimators.base import IN_WORDS, one_to_one
+from ananet.estimators.base import IN_WORDS, Model, one_to_one
 from ananet.evaluation.predictions import Prediction
 from ananet.twoview.overlap import check_overlap
 
@@ -45,9 +44,6 @@ MODEL_WORDS: dict[Model, str] = {
 class PoseSettings(Settings):
     """Settings of pose estimation, or of that of homographies."""
 
-    model: Model = "essential"
-    """What is estimated. With "fundamental", pruners and estimators see no cameras, and the pose follows from the
-    fundamental matrix and the true cameras."""
     estimators: tuple[str, ...] = REPORTED_ESTIMATORS
     """Names, with options if needed; these override the ones below."""
     threshold: float | None = None
@@ -59,6 +55,9 @@ class PoseSettings(Settings):
     repeats: int = 1
     """How often each pose is estimated, from matches in another order each time. AUC over some hundred hard pairs
     differs by a point or two between runs."""
+    model: Model = "essential"
+    """What is estimated. With "fundamental", pruners and estimators see no cameras, and the pose follows from the
+    fundamental matrix and the true cameras."""
 
     def check(self) -> None:
         if self.model not in get_args(Model):
@@ -92,10 +91,12 @@ class PoseSettings(Settings):
         name, given = split_options(estimator, "estimator")
         loaded, named = self.load(estimator), ("threshold", "confidence", "match_selection")
         own = "".join(f", {key} {value}" for key, value in given.items() if key not in named)
-        unit = "in calibrated coordinates" if self.calibrated and "threshold" not in given else "px / mean focal length"
+        unit = "px / mean focal length" if self.model == "essential" else "px"
+        if self.calibrated and "threshold" not in given:
+            unit = "in calibrated coordinates"
         confidence = "its default" if loaded.confidence is None else f"{loaded.confidence:.15g}"
         more = own + (f", mean of {self.repeats} runs" if self.repeats > 1 else "")
-        settings = loaded.settings("essential")
+        settings = loaded.settings(self.model)
         matches = IN_WORDS[settings.match_selection]
         return f"{name}, threshold {settings.threshold:g} {unit}, confidence {confidence}, {matches}{more}"
 
@@ -145,7 +146,7 @@ def _handed_over(
     import cv2
 
     loaded = settings.load(estimator, pair.matches)
-    used = pair.matches[loaded.taken(pair.matches, prediction)]
+    used = pair.matches[loaded.taken(pair.matches, prediction, settings.model)]
     if repeat:
         used = used[np.random.default_rng(repeat).permutation(len(used))]
     cv2.setRNGSeed(0)  # some estimators draw from OpenCV's global generator

@@ -9,8 +9,8 @@ points are normalised by image size.
 
 Matches of planes, such as those of the extreme view dataset (EVD) that MAGSAC's repository publishes: text files
 `NAME_pts.txt` with a match per line, `x0 y0 x1 y1 ... label`, and photos `NAMEA.png` and `NAMEB.png` beside them. The
-files' ones lie on one plane each, but so do many of their zeros (4 to 65 % in EVD). So the ones give the homography, and
-what lies within 10 px of it is right.
+matches labelled 1 lie on one plane, but so do many that are labelled 0 (4 to 65 % in EVD). So the ones give the
+homography, and what lies within 10 px of it is right.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import torch
 
 from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair
-from ananet.datasets.sources import Model, PairFolders, StoredPairs
+from ananet.datasets.sources import PairFolders, StoredPairs
 from ananet.errors import InputError
+from ananet.estimators.base import MIN_FOR, Model
 from ananet.io.files import read_lines, read_rows
 from ananet.io.images import read_image
 from ananet.io.npz import read_arrays
@@ -85,7 +86,6 @@ class MULTICases(PairFolders):
 
 # How near, in pixels, matches of a plane lie to its homography. Keypoints of regions are less precise than SIFT's.
 PLANE_RADIUS = 10.0
-MIN_FOR_HOMOGRAPHY = 4
 PLANE_SUFFIX = "_pts.txt"
 PHOTO_SUFFIXES = (".png", ".jpg", ".jpeg", ".ppm")
 
@@ -151,8 +151,8 @@ def read_plane_matches(path: str | Path) -> LabelledPair:
 
 def _homography(points0: np.ndarray, points1: np.ndarray, ones: np.ndarray, path: Path) -> np.ndarray:
     """The homography that fits the matches labelled 1 best; all of them must lie near it."""
-    if ones.sum() < MIN_FOR_HOMOGRAPHY:
-        raise InputError(f"{path}: expected at least {MIN_FOR_HOMOGRAPHY} matches with label 1, got {ones.sum()}")
+    if ones.sum() < MIN_FOR["homography"]:
+        raise InputError(f"{path}: expected at least {MIN_FOR['homography']} matches with label 1, got {ones.sum()}")
     H: np.ndarray | None = cv2.findHomography(points0[ones], points1[ones], 0)[0]
     if H is None or not np.isfinite(H).all():
         raise InputError(f"{path}: expected matches with label 1 that define a homography, got degenerate ones")
