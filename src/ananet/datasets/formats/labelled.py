@@ -16,6 +16,7 @@ homography, and what lies within 10 px of it is right.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -113,7 +114,6 @@ class PlaneMatches(StoredPairs):
 
     @property
     def models(self) -> tuple[Model, ...]:
-        # A homography of a handful of matches is good for labels, not for errors of a pixel.
         return ()
 
     def __len__(self) -> int:
@@ -144,9 +144,10 @@ def read_plane_matches(path: str | Path) -> LabelledPair:
     ]
     matches = Correspondences(points0, points1, image_size0=sizes[0], image_size1=sizes[1])
     paths = None if photos[0] is None or photos[1] is None else (photos[0], photos[1])
-    return LabelledPair.from_homography(
-        stem, matches, torch.from_numpy(H), path.resolve().parent.name, pixels=PLANE_RADIUS, paths=paths
-    )
+    scene = path.resolve().parent.name
+    pair = LabelledPair.from_homography(stem, matches, torch.from_numpy(H), scene, pixels=PLANE_RADIUS, paths=paths)
+    # Fitted to a handful of matches, it is good for labels, not for errors of a pixel.
+    return replace(pair, H=None)
 
 
 def _homography(points0: np.ndarray, points1: np.ndarray, ones: np.ndarray, path: Path) -> np.ndarray:
