@@ -180,10 +180,8 @@ def report(evaluation: Evaluation, style: str = "text", by_scene: bool = False) 
     for estimator in evaluation.estimators:
         rows = model_table(evaluation, estimator)
         failures += sum(row["failures"] for row in rows)
-        title = (
-            f"{MODEL_WORDS[evaluation.model]}: {evaluation.pose_settings.describe(estimator)}; {evaluation.matching}"
-        )
-        parts.append(_titled(title, rows, style, decimals=1))
+        settings = f"{evaluation.pose_settings.describe(estimator)}; {evaluation.matching}"
+        parts.append(_titled(f"{MODEL_WORDS[evaluation.model]}: {settings}", rows, style, decimals=1))
     if not evaluation.estimators and evaluation.names:
         parts.append("This source has no poses or homographies: estimators were not run.")
     elif failures and evaluation.model == "homography":

@@ -87,7 +87,6 @@ def read_homography(path: str | Path) -> np.ndarray:
     except ValueError as error:
         raise InputError(f"{path}: expected a homography of 3 x 3 numbers ({error})") from None
     if len(H) != 9 or not np.isfinite(H).all() or np.linalg.matrix_rank(H.reshape(3, 3)) < 3:
-        raise InputError(
-            f"{path}: expected a homography of 3 x 3 numbers that can be inverted, got {' '.join(words)!r}"
-        )
+        expected = "a homography of 3 x 3 numbers that can be inverted"
+        raise InputError(f"{path}: expected {expected}, got {' '.join(words)!r}")
     return H.reshape(3, 3)
