@@ -32,7 +32,7 @@ def test_match_with_cameras(photos, tmp_path, run):
     R = np.array(result["pose"]["R"])
     angle = np.degrees(np.arccos((np.trace(R @ motorcycle().R.T) - 1) / 2))
     assert angle < 5
-    assert set(result["milliseconds"]) == {"detect", "match", "prune", "verify", "pose"}
+    assert set(result["milliseconds"]) == {"detect", "match", "prune", "verify", "geometry"}
     assert (result["pose"]["estimator"], result["pose"]["pose_threshold"]) == ("poselib", 0.75)
     assert result["pose"]["match_selection"] == "one-to-one" and result["pruner"] == "ananet-ratio"
 
@@ -181,7 +181,7 @@ def test_matches_are_saved_as_arrays(photos, tmp_path, run):
     with np.load(saved) as stored:
         arrays = dict(stored)
     known = {*REQUIRED, *OPTIONAL}
-    assert set(arrays) == {*known, "mask", "logits", "R", "t", "overlap"}
+    assert set(arrays) == {*known, "mask", "logits", "R", "t", "overlap", "model", "inliers", "F", "H"}
     assert arrays["mask"].sum() == result["kept"] and len(arrays["points0"]) == result["matches"]
     np.testing.assert_allclose(arrays["R"], result["pose"]["R"])
     np.testing.assert_allclose(arrays["K0"], result["cameras"]["K0"])

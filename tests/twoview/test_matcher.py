@@ -30,7 +30,7 @@ def test_a_known_motion_is_found(pair, found):
     angle = np.degrees(np.arccos((np.trace(found.pose.R @ pair.R.T) - 1) / 2))
     assert angle < 5
     assert len(found.pose.inliers) == len(found.matches) and not found.pose.inliers[~found.kept.mask].any()
-    assert list(found.milliseconds) == ["detect", "match", "prune", "verify", "pose"]
+    assert list(found.milliseconds) == ["detect", "match", "prune", "verify", "geometry"]
 
 
 def test_it_is_what_its_steps_give_one_by_one(pair, found):

@@ -30,7 +30,7 @@ def test_one_schema_for_json(pair, found):
     assert result["overlap"]["found"] and result["overlap"]["log10_false_alarms"] < -6
     assert result["cameras"] == {"source": "given", "K0": pair.K0.tolist(), "K1": pair.K1.tolist(), "doubt": None}
     assert set(result["pose"]) == {
-        "R", "t", "inliers", "parallax_degrees", "rotation_only", "estimator", "pose_threshold", "match_selection",
+        "R", "t", "E", "inliers", "parallax_degrees", "rotation_only", "estimator", "pose_threshold", "match_selection",
     }  # fmt: skip
     summary = result["pose_summary"]
     assert summary.startswith("The camera turned by 1") and " and moved right. " in summary

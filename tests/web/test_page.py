@@ -118,7 +118,10 @@ def test_two_photos_and_everything_about_them(page, folder, tmp_path):
     send(page, folder / "0.jpg", folder / "1.jpg")
     assert page.inner_text("#overlap").startswith("The photos show the same scene")
     assert "the focal length is not known" in page.inner_text("#pose")
-    assert not page.is_visible("#matrices")
+    assert "The scene has depth" in page.inner_text("#model")
+    page.click("#matrices summary")
+    assert page.inner_text("#numbers").startswith("F = [[") and "R = " not in page.inner_text("#numbers")
+    page.click("#matrices summary")
     first, count = picture(page), kept(page)
     assert count > 100
 

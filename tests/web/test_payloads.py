@@ -243,7 +243,7 @@ def test_reduced_photos_are_answered_in_their_own_pixels(pair):
 def test_the_answer_is_the_result_of_the_library(pair):
     found, result = result_of(pair)
     assert result.items() >= found.to_dict(matches=True).items()
-    assert set(result) - set(found.to_dict(matches=True)) == {"conflicting", "fundamental"}
+    assert set(result) - set(found.to_dict(matches=True)) == {"conflicting"}
     assert result["motions"]["count"] >= 1 and len(result["motion_labels"]) == len(result["scores"])
 
 

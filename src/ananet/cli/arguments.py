@@ -71,13 +71,23 @@ def numbers(name: str, text: str, kind: type[int] | type[float], expected: str) 
     return found
 
 
-def add_cameras(parser: argparse.ArgumentParser, title: str, description: str) -> Any:
-    """Add options for the cameras of two photos; return their group."""
+def add_cameras(parser: argparse.ArgumentParser, title: str, description: str, *, auto: bool = False) -> Any:
+    """Add options for the cameras of two photos; return their group. With `auto`, a focal length can be found."""
     group = parser.add_argument_group(title, description)
     group.add_argument("--k0", metavar="K", help="camera matrix of the first photo: fx,fy,cx,cy or a text file")
     group.add_argument("--k1", metavar="K", help="camera matrix of the second photo (default: that of the first)")
-    group.add_argument("--focal", type=float, help="focal length of both in pixels, instead of --k0 and --k1")
+    text = "focal length of both in pixels, instead of --k0 and --k1"
+    if auto:
+        text += "; auto finds it from the matches where EXIF has none"
+    group.add_argument("--focal", type=_number_or_auto if auto else float, help=text)
     return group
+
+
+def _number_or_auto(text: str) -> float | str:
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number of pixels or auto, got {text!r}") from None
 
 
 def check_cameras(arguments: argparse.Namespace) -> None:
@@ -85,7 +95,8 @@ def check_cameras(arguments: argparse.Namespace) -> None:
     if arguments.focal is not None:
         if arguments.k0 is not None or arguments.k1 is not None:
             raise InputError("--focal: expected either --focal or --k0 and --k1, got both")
-        check_positive("--focal", arguments.focal, " of pixels")
+        if arguments.focal != "auto":
+            check_positive("--focal", arguments.focal, " of pixels")
     if arguments.k1 is not None and arguments.k0 is None:
         raise InputError("--k1: expected together with --k0, got it alone")
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ananet.twoview import PhotoMatcher, PhotoMatches
 
 NO_OVERLAP, UNREADABLE = 1, 2
+MODELS = ("auto", "essential", "fundamental", "homography")
 PICTURE, FOLDER = Path("matches.png"), Path("matches")
 
 
@@ -44,8 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--show-removed", action="store_true", help="draw removed matches too, in red")
     text = "Cameras belong to the photo as viewers show it: EXIF orientation is applied on reading. By default, focal "
     text += "lengths are read from EXIF if both photos have them."
-    cameras = shared.add_cameras(parser, "cameras, for a pose", text)
+    cameras = shared.add_cameras(parser, "cameras, for a pose", text, auto=True)
     cameras.add_argument("--no-exif", action="store_true", help="ignore focal lengths in EXIF")
+    text = "geometry to estimate: a pose (essential, needs cameras), fundamental, homography, or auto, which chooses "
+    text += "between epipolar geometry and a homography by the evidence (default: auto)"
+    add("--model", choices=MODELS, default="auto", help=text)
+    add("--warp", type=Path, metavar="FILE", help="picture of the first photo warped onto the second by the homography")
+    add("--epipolar", type=Path, metavar="FILE", help="picture of a few matches and their epipolar lines")
     shared.add_detector(parser)
     shared.add_longest_side(parser)
     shared.add_candidates(parser)
@@ -77,6 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.images is not None and arguments.pairs is None:
         raise InputError(f"--images: expected together with --pairs, got {arguments.images} alone")
     many = arguments.pairs is not None or len(arguments.photos) > 2
+    if many and (arguments.warp or arguments.epipolar):
+        option = "--warp" if arguments.warp else "--epipolar"
+        raise InputError(f"{option}: expected two photos, got a list of pairs")
+    for option, without in (("warp", ("essential", "fundamental")), ("epipolar", ("homography",))):
+        if getattr(arguments, option) is not None and arguments.model in without:
+            raise InputError(f"--{option}: expected --model auto or one that has it, got --model {arguments.model}")
     pairs = _many_pairs(arguments) if many else [_one_pair(arguments)]
 
     # Importing torch takes seconds, so arguments are checked first.
@@ -93,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         estimator=load_estimator(arguments.estimator, **{k: v for k, v in given.items() if v is not None}),
         neighbours=arguments.candidates,
         use_exif=not arguments.no_exif,
-        **{name: getattr(arguments, name) for name in ("pruner", "threshold", "refine", "motions", "device")},
+        **{name: getattr(arguments, name) for name in ("pruner", "threshold", "refine", "motions", "model", "device")},
     )
     cameras = shared.read_cameras(arguments)
     for path in {path.parent for pair in pairs for path in (pair.picture, pair.saved) if path is not None}:
@@ -103,11 +115,16 @@ def run(arguments: argparse.Namespace) -> int:
             return _match_many(matcher, pairs, cameras, arguments)
         found = matcher(pairs[0].image0, pairs[0].image1, **cameras)
     result = _write(found, pairs[0], arguments.show_removed)
+    drawn = _draw_geometry(found, arguments)
+    result |= {option: None if path is None else str(path) for option, path in drawn.items()}
     if arguments.json:
         shared.print_json(result)
     else:
         print(found.summary())
         print(f"picture    {result['picture']}" + (f"\nsaved      {result['saved']}" if result["saved"] else ""))
+        for option, drawing in drawn.items():
+            if getattr(arguments, option) is not None:
+                print(f"{option:10} {drawing or f'none: {found.model_summary}'}")
     return 0 if found.overlap.found else NO_OVERLAP
 
 
@@ -120,6 +137,17 @@ def _write(found: PhotoMatches, pair: Pair, show_removed: bool) -> dict[str, Any
     return {**found.to_dict(), "picture": str(pair.picture), "saved": saved}
 
 
+def _draw_geometry(found: PhotoMatches, arguments: argparse.Namespace) -> dict[str, Path | None]:
+    """Write the pictures of the geometry that were asked for and that there are; return their paths by option."""
+    warp = arguments.warp if found.homography is not None else None
+    epipolar = arguments.epipolar if found.epipolar_matrix is not None else None
+    if warp is not None:
+        found.warp(warp)
+    if epipolar is not None:
+        found.draw_epipolar_lines(epipolar)
+    return {"warp": warp, "epipolar": epipolar}
+
+
 def _one_pair(arguments: argparse.Namespace) -> Pair:
     from ananet.io.images import check_image_file, check_picture
 
@@ -127,7 +155,18 @@ def _one_pair(arguments: argparse.Namespace) -> Pair:
     if len(photos) != 2:
         raise InputError(f"photos: expected two or more, or --pairs LIST, got {len(photos)}")
     picture, saved = arguments.output or PICTURE, arguments.save
-    check_picture(picture, *photos)
+    outputs = {"output": picture, "--warp": arguments.warp, "--epipolar": arguments.epipolar}
+    written: dict[Path, str] = {}
+    for option, file in outputs.items():
+        if file is None:
+            continue
+        try:
+            check_picture(file, *photos)
+        except InputError as error:
+            raise InputError(f"{option}: {str(error).removeprefix('output: ')}") from None
+        other = written.setdefault(file.resolve(), option)
+        if other != option:
+            raise InputError(f"{option}: {file} is the picture of {other} too, expected different files")
     if saved is not None:
         if saved.suffix.lower() not in MATCH_FILES:
             raise InputError(f"--save: expected a file that ends in {' or '.join(MATCH_FILES)}, got {str(saved)!r}")

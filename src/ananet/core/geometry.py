@@ -12,6 +12,8 @@ from torch import Tensor
 
 # Powers of an inverse: enough to separate eigenvalues that differ by a thousandth.
 SQUARINGS = 14
+# Of a homography of norm 1: below this, its last number is noise.
+MIN_LAST = 1e-9
 # Eigenvalues nearer than this, as a share of their sum, have no slope of their own.
 MIN_GAP = 1e-7
 
@@ -120,6 +122,12 @@ def homography_distance(points0: Tensor, points1: Tensor, H: Tensor) -> Tensor:
     squared = (x.square() * yy - 2 * x * y * xy + y.square() * xx) / (xx * yy - xy.square())
     distance = squared.clamp_min(0).sqrt()
     return torch.where(seen & distance.isfinite(), distance, torch.inf)
+
+
+def normalized_homography(H: Tensor) -> Tensor:
+    """H with H[2, 2] = 1, as is usual, or of norm 1 if H sends the origin to infinity, [3 x 3]."""
+    H = H / torch.linalg.matrix_norm(H)
+    return H / H[2, 2] if abs(H[2, 2]) > MIN_LAST else H
 
 
 def weighted_homography(points0: Tensor, points1: Tensor, weights: Tensor) -> Tensor:

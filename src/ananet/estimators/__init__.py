@@ -11,6 +11,7 @@ from ananet.estimators.base import (
     estimate_pose,
     load_estimator,
 )
+from ananet.estimators.focal import find_focal
 
 __all__ = [
     "ESTIMATORS",
@@ -21,5 +22,6 @@ __all__ = [
     "estimate_fundamental",
     "estimate_homography",
     "estimate_pose",
+    "find_focal",
     "load_estimator",
 ]

@@ -27,8 +27,6 @@ MatchSelection = Literal["one-to-one", "all"]
 IN_WORDS = {"one-to-one": "one-to-one matches", "all": "all kept matches"}
 # If fewer matches than this are one-to-one, all kept ones are used.
 MIN_SELECTED = 30
-# Of a homography of norm 1: below this, its last number is noise.
-MIN_LAST = 1e-9
 # Matches that each model needs at least.
 MIN_FOR: Mapping[Model, int] = MappingProxyType({"essential": 5, "fundamental": 8, "homography": 4})
 
@@ -237,8 +235,7 @@ class Estimator(ABC):
         H = None if used is None else self.find_homography(used)
         if H is None or not (H.isfinite().all() and H.any()):
             return None
-        H = H / torch.linalg.matrix_norm(H)
-        H = H / H[2, 2] if abs(H[2, 2]) > MIN_LAST else H
+        H = geometry.normalized_homography(H)
         distance = geometry.homography_distance(*_pixels(matches), H)
         inliers = _within(distance, self.settings("homography").threshold, kept)
         return Homography(*map(matches._as_given, (H, inliers)))

@@ -38,7 +38,7 @@ class PoseLib(Estimator):
     defaults: ClassVar[Mapping[Model, ModelSettings]] = MappingProxyType(
         {
             "essential": ModelSettings(0.75, "one-to-one", "cauchy", 0.25),
-            "fundamental": ModelSettings(0.75, "one-to-one", "cauchy", 0.25),
+            "fundamental": ModelSettings(1.0, "one-to-one", "cauchy", 0.25),
             "homography": ModelSettings(2.0, "one-to-one", "cauchy", 0.5),
         }
     )
@@ -106,6 +106,13 @@ class RANSAC(Estimator):
     name = "ransac"
     can_use_scores = False
     default_confidence = 0.99999
+    defaults: ClassVar[Mapping[Model, ModelSettings]] = MappingProxyType(
+        {
+            "essential": ModelSettings(),
+            "fundamental": ModelSettings(1.0, "one-to-one"),
+            "homography": ModelSettings(3.0, "one-to-one"),
+        }
+    )
 
     def find_pose(self, matches: Correspondences) -> tuple[Tensor, Tensor] | None:
         # Rays and an identity camera, since the two cameras may differ.

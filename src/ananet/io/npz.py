@@ -24,7 +24,7 @@ OPTIONAL = (
     "angles0", "angles1", "indices",
 )  # fmt: skip
 # Results that commands write beside the matches; ignored on reading.
-IGNORED = ("mask", "logits", "R", "t", "correlation", "motions", "overlap")
+IGNORED = ("mask", "logits", "R", "t", "F", "H", "model", "inliers", "correlation", "motions", "overlap")
 # Number of elements of arrays that do not grow with the number of matches.
 FIXED = {"K0": 9, "K1": 9, "image_size0": 2, "image_size1": 2, "image_size": 2}
 # A small file can unpack to more than fits into memory. No pair of photos has nearly as many matches or keypoints.

@@ -22,8 +22,8 @@ MAX_PIXELS = 1e9
 class Cameras:
     """Camera matrices of a pair of photos."""
 
-    source: Literal["given", "exif"] | None = None
-    """Where they come from; None if they are not known."""
+    source: Literal["given", "exif", "found"] | None = None
+    """Where they come from: given, EXIF, or found from the matches; None if they are not known."""
     K0: np.ndarray | None = None
     """[3 x 3] float64 of the first photo."""
     K1: np.ndarray | None = None
@@ -43,11 +43,13 @@ def choose_cameras(
     *,
     K0: Array | None = None,
     K1: Array | None = None,
-    focal: float | None = None,
+    focal: float | Literal["auto"] | None = None,
     exif_focal0: float | None = None,
     exif_focal1: float | None = None,
 ) -> Cameras:
     """Camera matrices of two photos of (width, height): K0 and K1, else `focal` for both, else EXIF's focal lengths.
+
+    With "auto" as focal length, EXIF's come first, and without them the caller finds one from the matches.
 
     >>> choose_cameras((640, 480), (640, 480), focal=500).K1.tolist()
     [[500.0, 0.0, 319.5], [0.0, 500.0, 239.5], [0.0, 0.0, 1.0]]
@@ -55,6 +57,9 @@ def choose_cameras(
     if focal is not None:
         if K0 is not None or K1 is not None:
             raise InputError("focal: expected either focal or K0 and K1, got both")
+        if isinstance(focal, str) and focal != "auto":
+            raise InputError(f"focal: expected a number of pixels or auto, got {focal!r}")
+    if focal is not None and focal != "auto":
         if check_positive("focal", focal, " of pixels") >= MAX_PIXELS:
             raise InputError(f"focal: expected a positive number of pixels below {MAX_PIXELS:g}, got {focal:g}")
         return Cameras("given", centred_camera(focal, image_size0), centred_camera(focal, image_size1))

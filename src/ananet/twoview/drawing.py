@@ -217,6 +217,45 @@ def draw_motions(
     return drawing.finish(caption, [([colour], f"{(labels == number).sum()}") for number, colour in motions])
 
 
+def draw_epipolar_lines(
+    image0: Image,
+    image1: Image,
+    points0: np.ndarray,
+    points1: np.ndarray,
+    F: np.ndarray,
+    caption: str = "",
+    count: int = 12,
+    height: int = PANEL_HEIGHT,
+) -> np.ndarray:
+    """Two photos side by side, a few matches, and through each point the line that its partner defines.
+
+    Args:
+        F: [3 x 3] with p1^T F p0 = 0; the rest as for `draw_matches`.
+        count: how many matches at most, each far from those before it.
+    """
+    drawing = _Drawing(image0, image1, points0, points1, height)
+    both = [np.c_[points, np.ones(len(points))] for points in (points0, points1)]
+    lines = both[1] @ F, both[0] @ F.T
+    for order, number in enumerate(_far_apart(points0, count)):
+        colour = MOTION_COLOURS[order % len(MOTION_COLOURS)]
+        for side in (0, 1):
+            drawing.draw_line_across(side, lines[side][number], colour)
+        drawing.mark([number], {number: colour}, {number: order}, MARKER_RADIUS)
+    return drawing.finish(caption)
+
+
+def _far_apart(points: np.ndarray, count: int) -> list[int]:
+    """Indices of at most so many of the [N x 2] points, each as far as possible from those before it."""
+    if len(points) == 0:
+        return []
+    chosen = [int(np.linalg.norm(points - points.mean(axis=0), axis=1).argmin())]
+    distance = np.full(len(points), np.inf)
+    while len(chosen) < min(count, len(points)):
+        distance = np.minimum(distance, np.linalg.norm(points - points[chosen[-1]], axis=1))
+        chosen.append(int(distance.argmax()))
+    return chosen
+
+
 def stack(*pictures: np.ndarray) -> np.ndarray:
     """Pictures below each other, narrower ones padded with white on the right."""
     width = max(picture.shape[1] for picture in pictures)
@@ -246,6 +285,8 @@ class _Drawing:
         self.canvas = np.full((max(height0, height1), offset + width1, 3), 255, np.uint8)
         self.canvas[:height0, :width0] = panel0.pixels
         self.canvas[:height1, offset:] = panel1.pixels
+        self.panels = (panel0, panel1)
+        self.offsets = (0, offset)
         self.starts = (points0 + 0.5) * panel0.scale - 0.5
         self.ends = (points1 + 0.5) * panel1.scale - 0.5 + np.array([offset, 0])
 
@@ -260,6 +301,28 @@ class _Drawing:
             for point in (*starts, *ends):
                 self._disc(point, radius, colour)
 
+    def draw_line_across(self, side: int, line: np.ndarray, colour: Colour) -> None:
+        """Draw the line a x + b y + c = 0, in pixels of a photo, across that photo: side 0 or 1."""
+        panel, offset = self.panels[side], self.offsets[side]
+        height, width = panel.pixels.shape[:2]
+        # In pixels of the panel, p = (q + 0.5) / scale - 0.5.
+        a, b = line[:2] / panel.scale
+        c = line[2] + (line[0] + line[1]) * (0.5 / panel.scale - 0.5)
+        length = float(np.hypot(a, b))
+        if not length > 0:
+            return
+        foot, along = -c * np.array([a, b]) / length**2, np.array([-b, a]) / length
+        centre = np.array([width, height]) / 2
+        # From the point nearest to the centre, far enough both ways to leave the panel.
+        middle, reach = foot + along * ((centre - foot) @ along), float(width + height)
+        if np.abs(middle - centre).max() > reach:
+            return
+        layer = np.ascontiguousarray(self.canvas[:height, offset : offset + width])
+        start, end = _sixteenths(np.stack([middle - reach * along, middle + reach * along]))
+        cv2.line(layer, start, end, RIM, 4, cv2.LINE_AA, shift=4)
+        cv2.line(layer, start, end, colour, 2, cv2.LINE_AA, shift=4)
+        self.canvas[:height, offset : offset + width] = layer
+
     def blend_lines(self, numbers: np.ndarray, colours: Sequence[Colour], opacity: float) -> None:
         """Draw translucent lines of these matches; colours are those of all matches."""
         before = self.canvas.copy()
@@ -267,7 +330,7 @@ class _Drawing:
             self.draw_lines([number], colours[number], radius=0)
         self.canvas = cv2.addWeighted(self.canvas, opacity, before, 1 - opacity, 0)
 
-    def mark(self, numbers: np.ndarray, colours: Sequence[Colour], labels: np.ndarray, radius: float) -> None:
+    def mark(self, numbers: Sequence[int] | np.ndarray, colours: Any, labels: Any, radius: float) -> None:
         """Draw discs, squares, triangles or diamonds by label at both ends of these matches, with a dark rim."""
         for number in numbers:
             marker = MARKERS.get(labels[number] % 4)

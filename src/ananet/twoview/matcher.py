@@ -18,16 +18,18 @@ import torch
 from ananet._util.checks import check_probability
 from ananet._util.defaults import DETECTOR, ESTIMATOR
 from ananet._util.stopwatch import Stopwatch
-from ananet.core.cameras import pixel_scaling
+from ananet.core.cameras import centred_camera, pixel_scaling
 from ananet.core.correspondences import Array, Correspondences
+from ananet.core.geometry import normalized_homography
 from ananet.errors import InputError
-from ananet.estimators import Estimator, load_estimator
+from ananet.estimators import Estimator, find_focal, load_estimator
 from ananet.features import Detector, Features, Matcher, load_detector, load_matcher, match
 from ananet.io.images import as_photo
 from ananet.pruners import LearnedPruner, Pruner, load
 from ananet.pruners.auto import Auto
-from ananet.twoview.cameras import choose_cameras
+from ananet.twoview.cameras import Cameras, choose_cameras
 from ananet.twoview.drawing import Panel, make_panel
+from ananet.twoview.models import ModelOption, Models, check_model, find_models
 from ananet.twoview.motions import group_motions
 from ananet.twoview.overlap import check_overlap, measure_parallax
 from ananet.twoview.refinement import refine as refine_matches
@@ -77,6 +79,8 @@ class PhotoMatcher:
         refine: subpixel refinement, which moves the second points of kept matches to where both photos agree best.
             Points become more precise; a pose hardly changes.
         motions: find which kept matches move together.
+        model: the geometry to estimate: "essential" (a pose, which needs cameras), "fundamental" or "homography";
+            "auto" estimates epipolar geometry and a homography, and chooses by the evidence.
         use_exif: take focal lengths from EXIF where no cameras are given.
         device: for what is loaded by name.
     """
@@ -93,6 +97,7 @@ class PhotoMatcher:
         neighbours: int = 1,
         refine: bool = False,
         motions: bool = False,
+        model: ModelOption = "auto",
         use_exif: bool = True,
         device: str | torch.device = "auto",
     ) -> None:
@@ -103,6 +108,7 @@ class PhotoMatcher:
         self.matcher: Matcher = _load("matcher", matcher, Matcher, load_matcher, **options)
         self.pruner = load_pruner_at(pruner, threshold, device)
         self.longest_side = self.detector.longest_side if longest_side == "auto" else longest_side
+        self.model = check_model(model)
         self.refine, self.motions, self.use_exif, self.device = refine, motions, use_exif, device
 
     def __call__(
@@ -112,7 +118,7 @@ class PhotoMatcher:
         *,
         K0: Array | None = None,
         K1: Array | None = None,
-        focal: float | None = None,
+        focal: float | Literal["auto"] | None = None,
         names: Sequence[str] | None = None,
     ) -> PhotoMatches:
         """Match two photos: arguments as for `match_photos`, or what `prepare` returns."""
@@ -129,7 +135,7 @@ class PhotoMatcher:
         *,
         K0: Array | None = None,
         K1: Array | None = None,
-        focal: float | None = None,
+        focal: float | Literal["auto"] | None = None,
     ) -> Iterator[PhotoMatches | InputError]:
         """Match many pairs, in order: for each the result, or the error if one of its photos cannot be used.
 
@@ -180,7 +186,12 @@ class PhotoMatcher:
                     yield error
 
     def _match(
-        self, photo0: PreparedPhoto, photo1: PreparedPhoto, K0: Array | None, K1: Array | None, focal: float | None
+        self,
+        photo0: PreparedPhoto,
+        photo1: PreparedPhoto,
+        K0: Array | None,
+        K1: Array | None,
+        focal: float | Literal["auto"] | None,
     ) -> PhotoMatches:
         photos = (photo0, photo1)
         exif = {f"exif_focal{n}": photo.exif_focal for n, photo in enumerate(photos) if self.use_exif}
@@ -191,10 +202,8 @@ class PhotoMatcher:
         spent = [photo.milliseconds for photo in photos]
         watch = Stopwatch()
         watch.milliseconds["detect"] = max(spent) if self.detector.threads > 1 else sum(spent)
-        if cameras.K0 is not None and cameras.K1 is not None:
-            # All thresholds are in pixels of the scaled photos.
-            K0, K1 = photo0.scaling @ cameras.K0, photo1.scaling @ cameras.K1
-        matches = self.matcher(photo0.features, photo1.features, K0=K0, K1=K1)
+        # All thresholds are in pixels of the scaled photos.
+        matches = self.matcher(photo0.features, photo1.features, **_scaled_cameras(cameras, photos))
         devices = [source.device for source in sources if isinstance(source, torch.Tensor)]
         if devices:
             matches = matches.to(devices[0])
@@ -213,13 +222,20 @@ class PhotoMatcher:
             matches = matches.replace(points1=points1)
             refined = replace(refined, matches=_in_own_pixels(refined.matches, photos))
             watch.lap("refine")
-        pose = parallax = motions = None
-        if matches.calibrated:
-            pose = self.estimator.pose(matches, kept)
-            if pose is not None:
-                parallax = measure_parallax(matches[pose.inliers], pose.R, self.estimator.ray_threshold(matches))
-            watch.lap("pose")
-        matches = _in_own_pixels(matches, photos)
+        parallax = motions = None
+        if focal == "auto" and not matches.calibrated:
+            ratio = find_focal(matches, self.estimator, kept)
+            if ratio is not None:
+                K0, K1 = (centred_camera(ratio * max(photo.size), photo.size) for photo in photos)
+                cameras = Cameras("found", K0, K1)
+                matches = matches.replace(**_scaled_cameras(cameras, photos))
+            watch.lap("focal")
+        models = find_models(matches, kept, self.estimator, self.model)
+        if models.pose is not None:
+            inliers = models.pose.inliers
+            parallax = measure_parallax(matches[inliers], models.pose.R, self.estimator.ray_threshold(matches))
+        watch.lap("geometry")
+        models, matches = _models_in_own_pixels(models, photos), _in_own_pixels(matches, photos)
         if self.motions:
             motions = group_motions(matches, kept)
             watch.lap("motions")
@@ -230,7 +246,11 @@ class PhotoMatcher:
             kept=kept,
             overlap=overlap,
             cameras=cameras,
-            pose=pose,
+            pose=models.pose,
+            model=models.model,
+            fundamental=models.fundamental,
+            homography=models.homography,
+            criterion=models.criterion,
             names=(photo0.name, photo1.name),
             detector=self.detector.name,
             pruner=kept.pruner,
@@ -261,16 +281,17 @@ def match_photos(
     threshold: float | None = None,
     K0: Array | None = None,
     K1: Array | None = None,
-    focal: float | None = None,
+    focal: float | Literal["auto"] | None = None,
     use_exif: bool = True,
     longest_side: int | Literal["auto"] | None = "auto",
     neighbours: int = 1,
     refine: bool = False,
     motions: bool = False,
+    model: ModelOption = "auto",
     device: str | torch.device = "auto",
     names: Sequence[str] | None = None,
 ) -> PhotoMatches:
-    """Match two photos, prune the matches, and estimate the pose if the cameras are known.
+    """Match two photos, prune the matches, and estimate their geometry: a pose if the cameras are known.
 
     To match many pairs, make a `PhotoMatcher` once.
 
@@ -279,11 +300,12 @@ def match_photos(
             reads them), uint8, uint16 or float in 0..1; PIL images; torch tensors [C x H x W] (RGB), uint8 or float
             in 0..1; or the photos' `Features`.
         K0, K1: [3 x 3] camera matrices of the upright photos.
-        focal: focal length of both photos in pixels, instead of K0 and K1.
+        focal: focal length of both photos in pixels, instead of K0 and K1; "auto" finds it from the matches where EXIF
+            has none.
         use_exif: take focal lengths from EXIF where no cameras are given. Without cameras there is no pose.
         names: of the photos in messages; their paths by default.
-        detector, matcher, pruner, estimator, threshold, longest_side, neighbours, refine, motions, device: as for
-            `PhotoMatcher`.
+        detector, matcher, pruner, estimator, threshold, longest_side, neighbours, refine, motions, model, device: as
+            for `PhotoMatcher`.
 
     Results are numpy arrays. If a photo is a tensor, matches, the pruner's result, pose, refinement and motions are
     tensors on its device; features and cameras are numpy arrays always.
@@ -298,6 +320,7 @@ def match_photos(
         neighbours=neighbours,
         refine=refine,
         motions=motions,
+        model=model,
         use_exif=use_exif,
         device=device,
     )
@@ -346,6 +369,29 @@ def _load(name: str, given: Any, kind: Any, load_by_name: Callable[..., Any], **
 
 def _key(image: Any) -> Hashable:
     return str(image) if isinstance(image, str | Path) else id(image)
+
+
+def _scaled_cameras(cameras: Cameras, photos: Sequence[PreparedPhoto]) -> dict[str, Array]:
+    """K0 and K1 in pixels of the scaled photos; nothing if they are not known."""
+    matrices = zip(photos, (cameras.K0, cameras.K1), strict=True)
+    return {f"K{number}": photo.scaling @ K for number, (photo, K) in enumerate(matrices) if K is not None}
+
+
+def _models_in_own_pixels(models: Models, photos: Sequence[PreparedPhoto]) -> Models:
+    """F and H of scaled photos in pixels of the photos as given."""
+    scaling0, scaling1 = (torch.from_numpy(photo.scaling) for photo in photos)
+    fundamental, homography = models.fundamental, models.homography
+    if fundamental is not None:
+        F = scaling1.T @ torch.as_tensor(fundamental.F).cpu() @ scaling0
+        fundamental = replace(fundamental, F=_like(F / torch.linalg.matrix_norm(F), fundamental.F))
+    if homography is not None:
+        H = torch.linalg.solve(scaling1, torch.as_tensor(homography.H).cpu() @ scaling0)
+        homography = replace(homography, H=_like(normalized_homography(H), homography.H))
+    return replace(models, fundamental=fundamental, homography=homography)
+
+
+def _like(values: torch.Tensor, given: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
+    return values.to(given.device) if isinstance(given, torch.Tensor) else values.numpy()
 
 
 def _in_own_pixels(matches: Correspondences, photos: Iterable[PreparedPhoto]) -> Correspondences:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 
+from ananet._util.checks import check_whole_number
 from ananet._util.defaults import MATCH_FILES
 from ananet.core.cameras import implausible
 from ananet.core.correspondences import PER_MATCH, Correspondences
+from ananet.core.geometry import essential_from_pose
 from ananet.errors import InputError
-from ananet.estimators import Pose
-from ananet.estimators.base import IN_WORDS
+from ananet.estimators import Fundamental, Homography, Pose
+from ananet.estimators.base import IN_WORDS, Model
 from ananet.features import Features
 from ananet.io.files import atomic_path, is_file, save_arrays
 from ananet.io.images import as_photo, check_picture, save_picture
 from ananet.pruners import Pruned
 from ananet.twoview.cameras import Cameras
-from ananet.twoview.drawing import Panel, draw_matches, draw_motions, make_panel
+from ananet.twoview.drawing import Panel, draw_epipolar_lines, draw_matches, draw_motions, make_panel
+from ananet.twoview.models import epipolar_matrix
 from ananet.twoview.motions import Motions, in_words
 from ananet.twoview.overlap import Overlap
 from ananet.twoview.refinement import Refined
@@ -30,6 +34,15 @@ from ananet.twoview.refinement import Refined
 MIN_PARALLAX = 0.5
 # Components of a unit vector below this are not mentioned.
 MIN_COMPONENT = 0.35
+# Share of a photo below which inliers say little of the rest of it.
+MIN_COVERED = 0.05
+# Fewer inliers hardly tell one geometry from another.
+MIN_SURE = 15
+MODEL_IN_WORDS: dict[Model, str] = {
+    "essential": "epipolar geometry of known cameras",
+    "fundamental": "epipolar geometry of unknown cameras",
+    "homography": "homography",
+}
 # Decimals in JSON.
 PIXEL_DIGITS, SCORE_DIGITS = 4, 6
 COLUMNS = ("x0", "y0", "x1", "y1", "kept", "score", "ratio", "mutual", "index0", "index1")
@@ -50,7 +63,7 @@ class PhotoMatches:
     overlap: Overlap
     """Whether the photos show the same scene."""
     cameras: Cameras
-    """Camera matrices, given or from EXIF."""
+    """Camera matrices: given, from EXIF, or found from the matches."""
     pose: Pose | None
     """Estimated from the kept matches; its `inliers` are among them. None without cameras, or if none was found.
     Do not trust it if `overlap.found` is False."""
@@ -70,6 +83,14 @@ class PhotoMatches:
     """Which kept matches the estimator uses: "all" or "one-to-one"."""
     milliseconds: dict[str, float]
     """Time of each step."""
+    model: Model | None = None
+    """The geometry that the kept matches have, chosen by the evidence unless one was named; None if none was found."""
+    fundamental: Fundamental | None = None
+    """Without cameras, the fundamental matrix of the kept matches; of a plane it is arbitrary (`epipolar_matrix`)."""
+    homography: Homography | None = None
+    """The homography with most of the kept matches; if it is not the `model`, it holds for one plane of the scene."""
+    criterion: dict[Model, float] = field(default_factory=dict)
+    """GRIC of the models that were compared, lower is better (`ananet.twoview.models`); empty if one was named."""
     parallax: float | None = None
     """Degrees, median over the pose's inliers: how much the camera's movement shows. None without a pose."""
     refined: Refined | None = None
@@ -93,6 +114,35 @@ class PhotoMatches:
     @property
     def _inliers(self) -> int:
         return 0 if self.pose is None else int(self.pose.inliers.sum())
+
+    @property
+    def inliers(self) -> np.ndarray | torch.Tensor | None:
+        """[N] bool: kept matches that agree with the model; None if there is none."""
+        found = {"essential": self.pose, "fundamental": self.fundamental, "homography": self.homography}
+        chosen = None if self.model is None else found[self.model]
+        return None if chosen is None else chosen.inliers
+
+    @property
+    def epipolar_matrix(self) -> np.ndarray | None:
+        """[3 x 3] F of norm 1 with p1^T F p0 = 0, of the pose or of unknown cameras.
+
+        None if the camera only turned, or if the cameras are not known and a homography explains the matches: then any
+        epipolar geometry does.
+        """
+        if self.rotation_only or (self.model == "homography" and self.pose is None):
+            return None
+        F = epipolar_matrix(self.matches, self.pose, self.fundamental)
+        return None if F is None else F.numpy()
+
+    @property
+    def covered(self) -> float:
+        """Share of a photo that the model's inliers span, of the photo where it is smaller."""
+        if self.inliers is None:
+            return 0.0
+        points = (points[_numpy(self.inliers)].astype(np.float32) for points in self.matches.numpy_points())
+        sizes = (self.features0.image_size, self.features1.image_size)
+        spans = (cv2.contourArea(cv2.convexHull(part)) if len(part) > 2 else 0.0 for part in points)
+        return float(min(span / (width * height) for span, (width, height) in zip(spans, sizes, strict=True)))
 
     @property
     def camera_doubt(self) -> str | None:
@@ -131,12 +181,38 @@ class PhotoMatches:
         words = [plus if value > 0 else minus for value, plus, minus in directions if abs(value) >= MIN_COMPONENT]
         return f"{turned} and moved {' and '.join(words)}. {self._inliers} matches agree with this.{doubt}"
 
+    @property
+    def model_summary(self) -> str:
+        """Which geometry the two photos have, in words, and what to expect of it."""
+        if self.model is None or self.inliers is None:
+            return "No geometry was found: too few matches agree on one."
+        if self.model == "homography":
+            one = "a plane, or a camera that only turned; without focal lengths the two cannot be told apart"
+            if self.pose is not None:
+                one = "a camera that only turned" if self.rotation_only else "a plane"
+            words = f"A homography explains the matches: {one}."
+            if self.cameras.source == "found":
+                words += " It says little of the focal length, so do not rely on the one that was found."
+        elif self.rotation_only:
+            words = "The camera hardly moved: the direction of its movement cannot be seen."
+        else:
+            words = "The scene has depth: a point of one photo lies on a line in the other."
+        number = int(self.inliers.sum())
+        words += (
+            f" {number} matches agree." if number >= MIN_SURE else f" Only {number} matches agree: it may be wrong."
+        )
+        if self.covered < MIN_COVERED:
+            words += f" They span only {100 * self.covered:.1f} % of a photo: do not trust the geometry elsewhere."
+        return words if self.overlap.found else f"{words} The photos do not seem to show the same scene."
+
     def one_line(self) -> str:
         """Kept matches and inliers of the pose, for lists of many pairs."""
         words = [] if self.overlap.found else ["no overlap"]
         words.append(f"{self.count} of {len(self.matches)} kept" if self.count else "nothing kept")
         if self.pose is not None:
             words.append(f"pose with {self._inliers} inliers{', rotation only' if self.rotation_only else ''}")
+        elif self.model is not None and self.inliers is not None:
+            words.append(f"{self.model} with {int(self.inliers.sum())} inliers")
         return ", ".join(words)
 
     def summary(self) -> str:
@@ -149,11 +225,27 @@ class PhotoMatches:
         ]
         if self.refined is not None:
             lines.append(f"refined    {int(self.refined.aligned.sum())} of {self.count} kept matches")
-        if self.cameras.source == "exif":
+        if self.cameras.source in ("exif", "found"):
+            source = "from EXIF" if self.cameras.source == "exif" else "found from the matches"
             focal = " and ".join(f"{K[0, 0]:.0f}" for K in (self.cameras.K0, self.cameras.K1) if K is not None)
-            lines.append(f"camera     focal lengths {focal} px, from EXIF")
+            lines.append(f"camera     focal lengths {focal} px, {source}")
         if self.camera_doubt:
             lines.append(f"camera     doubtful: {self.camera_doubt}")
+        lines += self._geometry_lines()
+        if self.motions is not None:
+            lines.append("motions    " + in_words(self.motions.to_dict()))
+        times = ", ".join(f"{step} {taken:.0f} ms" for step, taken in self.milliseconds.items())
+        return "\n".join([*lines, f"time       {times}"])
+
+    def _geometry_lines(self) -> list[str]:
+        lines: list[str] = []
+        if self.model is not None and self.inliers is not None:
+            lines.append(f"geometry   {MODEL_IN_WORDS[self.model]}: {int(self.inliers.sum())} inliers")
+            lines.append(f"           {self.model_summary}")
+            if self.model == "homography" and self.homography is not None:
+                lines.append(_matrix_in_words("H", self.homography.H))
+            elif self.model == "fundamental" and self.fundamental is not None:
+                lines.append(_matrix_in_words("F", self.fundamental.F))
         if self.pose is not None:
             used = f"{self.pose_threshold:g} px, {IN_WORDS[self.match_selection]}"
             lines.append(f"pose       {self.estimator}, {used}: {self._inliers} inliers")
@@ -162,8 +254,7 @@ class PhotoMatches:
             if self.rotation_only:
                 lines.append("           only the rotation can be trusted: the camera hardly moved")
             for name, value in (("R", self.pose.R), ("t", self.pose.t)):
-                text = np.array2string(_numpy(value), precision=5, suppress_small=True, prefix="  R  ")
-                lines.append(f"  {name}  {text}")
+                lines.append(_matrix_in_words(name, value, suppress_small=True))
         elif not self.count:
             advice = "check the camera" if self.camera_doubt else "another pruner may keep more"
             lines.append(f"pose       none: nothing was kept; {advice}")
@@ -172,10 +263,7 @@ class PhotoMatches:
             lines.append(f"pose       not estimated: {missing}, give it or the camera matrices")
         else:
             lines.append("pose       none found")
-        if self.motions is not None:
-            lines.append("motions    " + in_words(self.motions.to_dict()))
-        times = ", ".join(f"{step} {taken:.0f} ms" for step, taken in self.milliseconds.items())
-        return "\n".join([*lines, f"time       {times}"])
+        return lines
 
     def to_dict(self, *, matches: bool = False) -> dict[str, Any]:
         """Plain numbers, lists and strings, for JSON.
@@ -186,7 +274,8 @@ class PhotoMatches:
         photos = zip(self.names, (self.features0, self.features1), strict=True)
         pose: dict[str, Any] | None = None
         if self.pose is not None:
-            pose = {"R": self.pose.R.tolist(), "t": self.pose.t.tolist(), "inliers": self._inliers}
+            E = essential_from_pose(torch.as_tensor(self.pose.R), torch.as_tensor(self.pose.t))
+            pose = {"R": self.pose.R.tolist(), "t": self.pose.t.tolist(), "E": E.tolist(), "inliers": self._inliers}
             pose |= {"parallax_degrees": self.parallax}
             pose |= {
                 name: getattr(self, name)
@@ -205,6 +294,12 @@ class PhotoMatches:
             "cameras": {**self.cameras.to_dict(), "doubt": self.camera_doubt},
             "pose": pose,
             "pose_summary": self.pose_summary,
+            "model": self.model,
+            "model_inliers": 0 if self.inliers is None else int(self.inliers.sum()),
+            "model_summary": self.model_summary,
+            "criterion": {name: round(value, 1) for name, value in self.criterion.items()},
+            "fundamental": None if self.epipolar_matrix is None else self.epipolar_matrix.tolist(),
+            "homography": None if self.homography is None else self.homography.H.tolist(),
             "motions": None if self.motions is None else self.motions.to_dict(),
             "milliseconds": {step: round(taken, 1) for step, taken in self.milliseconds.items()},
         }
@@ -233,6 +328,12 @@ class PhotoMatches:
             arrays["correlation"][arrays["mask"]] = _numpy(self.refined.correlation)
         if self.pose is not None:
             arrays |= {"R": _numpy(self.pose.R), "t": _numpy(self.pose.t)}
+        if self.model is not None and self.inliers is not None:
+            arrays |= {"model": np.array(self.model), "inliers": _numpy(self.inliers)}
+        if self.epipolar_matrix is not None:
+            arrays["F"] = self.epipolar_matrix
+        if self.homography is not None:
+            arrays["H"] = _numpy(self.homography.H)
         if self.motions is not None:
             arrays["motions"] = _numpy(self.motions.labels)
         return arrays
@@ -270,12 +371,8 @@ class PhotoMatches:
         Returns:
             [H x W x 3] uint8 BGR.
         """
-        if path is not None:
-            check_picture(path, *filter(is_file, map(Path, self.names)))
-        panels = self.panels if images is None else tuple(make_panel(as_photo(image).pixels) for image in images)
-        if panels[0] is None or panels[1] is None:
-            raise InputError("images: expected both photos, since the matches were made from Features, got none")
-        shown = (panels[0], panels[1], *self.matches.numpy_points())
+        self._check_picture(path)
+        shown = (*self._shown_panels(images), *self.matches.numpy_points())
         detector = self.detector.partition("@")[0].upper()
         verdict = "" if self.overlap.found else "NO OVERLAP; "
         caption = f"{verdict}{self.pruner}: kept {self.count} of {len(self.matches)} {detector} matches"
@@ -283,11 +380,79 @@ class PhotoMatches:
             labels = _numpy(self.motions.labels)
             picture = draw_motions(*shown, labels, f"{caption}, motions: {len(self.motions)}")
         else:
-            mask, inliers = _numpy(self.kept.mask), None if self.pose is None else _numpy(self.pose.inliers)
-            picture = draw_matches(*shown, mask, caption, inliers=inliers, show_removed=show_removed)
+            inliers = self.inliers if self.pose is None else self.pose.inliers
+            agree = None if inliers is None else _numpy(inliers)
+            picture = draw_matches(*shown, _numpy(self.kept.mask), caption, inliers=agree, show_removed=show_removed)
         if path is not None:
             save_picture(path, picture)
         return picture
+
+    def draw_epipolar_lines(
+        self, path: str | Path | None = None, *, count: int = 12, images: tuple[Any, Any] | None = None
+    ) -> np.ndarray:
+        """Draw a few inliers in both photos, and the line on which each must lie by its point in the other photo.
+
+        Args:
+            path: picture file to write.
+            count: how many matches at most; they are spread over the photo.
+            images: the photos, if the matches were made from `Features`.
+
+        Returns:
+            [H x W x 3] uint8 BGR.
+        """
+        self._check_picture(path)
+        check_whole_number("count", count, 1)
+        F = self.epipolar_matrix
+        if F is None:
+            raise InputError(f"model: epipolar lines need epipolar geometry, got none. {self.model_summary}")
+        inliers = self.pose.inliers if self.pose is not None else self.fundamental.inliers if self.fundamental else None
+        assert inliers is not None
+        chosen = np.flatnonzero(_numpy(inliers))
+        points0, points1 = self.matches.numpy_points()
+        caption = f"epipolar lines of {min(count, len(chosen))} of {len(chosen)} matches that agree"
+        panels = self._shown_panels(images)
+        picture = draw_epipolar_lines(*panels, points0[chosen], points1[chosen], F, caption, count=count)
+        if path is not None:
+            save_picture(path, picture)
+        return picture
+
+    def warp(self, path: str | Path | None = None, *, images: tuple[Any, Any] | None = None) -> np.ndarray:
+        """The first photo warped onto the second by the homography: of the second's size, black where nothing is.
+
+        Args:
+            path: picture file to write.
+            images: the photos; needed if they were not given as files.
+
+        Returns:
+            [H x W x 3] uint8 BGR.
+        """
+        self._check_picture(path)
+        if self.homography is None:
+            raise InputError(f"model: a warped photo needs a homography, got none. {self.model_summary}")
+        if images is None and not all(is_file(Path(name)) for name in self.names):
+            raise InputError("images: expected both photos, since they were not given as files, got none")
+        first = as_photo(self.names[0] if images is None else images[0], longest_side=None).pixels
+        width, height = (round(side) for side in self.features1.image_size)
+        picture = cv2.warpPerspective(first, _numpy(self.homography.H), (width, height), flags=cv2.INTER_LINEAR)
+        picture = picture if picture.ndim == 3 else cv2.cvtColor(picture, cv2.COLOR_GRAY2BGR)
+        if path is not None:
+            save_picture(path, picture)
+        return picture
+
+    def _check_picture(self, path: str | Path | None) -> None:
+        """Raise if a picture cannot be written there, or would replace one of the photos."""
+        if path is not None:
+            check_picture(path, *filter(is_file, map(Path, self.names)))
+
+    def _shown_panels(self, images: tuple[Any, Any] | None) -> tuple[Panel, Panel]:
+        first, second = self.panels if images is None else (make_panel(as_photo(image).pixels) for image in images)
+        if first is None or second is None:
+            raise InputError("images: expected both photos, since the matches were made from Features, got none")
+        return first, second
+
+
+def _matrix_in_words(name: str, values: Any, **options: Any) -> str:
+    return f"  {name}  {np.array2string(_numpy(values), precision=5, prefix='  R  ', **options)}"
 
 
 def _numpy(values: Any) -> np.ndarray:

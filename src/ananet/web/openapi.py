@@ -38,7 +38,7 @@ _MATCHES = _described(
 FIELDS = {
     "detector": "a name from /v1/pruners",
     "pruner": "a name from /v1/pruners",
-    "focal": "focal length of both photos in pixels",
+    "focal": "focal length of both photos in pixels, or auto to find it from the matches where EXIF has none",
     "K0": "camera of the first photo as fx,fy,cx,cy",
     "K1": "camera of the second photo as fx,fy,cx,cy",
     "motions": "true or false: find which matches move together (default: true)",
@@ -80,10 +80,16 @@ _MATCHED = _described(
     matches="number of matches, N",
     kept="number of kept matches",
     overlap="whether the photos show the same scene: found, consistent, tested, log10_false_alarms, summary",
-    cameras="source (given, exif or null), K0, K1, and doubt if they are implausible",
-    pose="R and t (X1 = R X0 + t, t of length 1), inliers, parallax_degrees, rotation_only, estimator, pose_threshold, "
-    "match_selection; or null",
+    cameras="source (given, exif, found or null), K0, K1, and doubt if they are implausible",
+    pose="R and t (X1 = R X0 + t, t of length 1), E, inliers, parallax_degrees, rotation_only, estimator, "
+    "pose_threshold, match_selection; or null",
     pose_summary="how the camera moved, in words",
+    model="essential, fundamental or homography, whichever the matches have; or null",
+    model_inliers="number of matches that agree with the model",
+    model_summary="the model in words",
+    criterion="GRIC of the models that were compared, lower is better",
+    fundamental="[3 x 3] F with p1^T F p0 = 0 in pixels; null if none is determined",
+    homography="[3 x 3] H with p1 ~ H p0 in pixels, of one plane unless it is the model; or null",
     motions="which matches move together: count, none, motions; or null",
     refined="null",
     milliseconds="time of each step",
@@ -92,7 +98,6 @@ _MATCHED = _described(
     **_MATCH_FIELDS,
     motion_labels="[N] motion of each match, -1 for none; or null",
     conflicting="[N] whether a match shares a point with a better one and ends elsewhere in the other photo",
-    fundamental="[3 x 3] F with p1^T F p0 = 0 in pixels, or null",
 )
 MATCHED = _responses("Matches, scores, overlap and pose", _MATCHED)
 _BODY = {FORM: {"schema": _described(_PHOTOS, **_PHOTOS, **FIELDS)}}

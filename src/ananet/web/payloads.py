@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ananet.core import geometry
 from ananet.core.conflicts import penalize_conflicts
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.estimators import estimate_fundamental
 from ananet.io.images import image_size
 from ananet.io.npz import OPTIONAL, REQUIRED, read_arrays
 from ananet.pruners import Pruned
@@ -95,7 +93,9 @@ def read_cameras(fields: dict[str, str]) -> dict[str, Any]:
     """Return K0 and K1 (fx,fy,cx,cy) or focal of a form, as `PhotoMatcher` takes them."""
     given = {name: fields[name] for name in ("K0", "K1") if fields.get(name)}
     found: dict[str, Any] = {name: parse_camera(name, text, shown=repr(shown(text))) for name, text in given.items()}
-    if fields.get("focal"):
+    if fields.get("focal") == "auto":
+        found["focal"] = "auto"
+    elif fields.get("focal"):
         try:
             found["focal"] = float(fields["focal"])
         except ValueError:
@@ -115,10 +115,8 @@ def prune_result(kept: Pruned, decision: float) -> dict[str, Any]:
 
 
 def match_result(found: PhotoMatches) -> dict[str, Any]:
-    """`PhotoMatches.to_dict` with all matches, and what the page needs to show conflicts and epipolar lines."""
-    F = fundamental(found)
-    more = {"conflicting": conflicting(found).tolist(), "fundamental": None if F is None else F.tolist()}
-    return found.to_dict(matches=True) | more
+    """`PhotoMatches.to_dict` with all matches, and what the page needs to show conflicts."""
+    return found.to_dict(matches=True) | {"conflicting": conflicting(found).tolist()}
 
 
 def conflicting(found: PhotoMatches) -> np.ndarray:
@@ -127,14 +125,3 @@ def conflicting(found: PhotoMatches) -> np.ndarray:
     # Conflicts lower the logits of all but the best match.
     lowered = penalize_conflicts(logits, found.matches._as_tensors().normalized().float()[None], math.e)
     return (lowered < logits)[0].numpy()
-
-
-def fundamental(found: PhotoMatches) -> np.ndarray | None:
-    """[3 x 3] F of norm 1 with p1^T F p0 = 0 in pixels, from the pose or else from the kept matches."""
-    matches = found.matches._as_tensors()
-    if found.pose is not None and matches.K0 is not None and matches.K1 is not None:
-        E = geometry.essential_from_pose(torch.as_tensor(found.pose.R), torch.as_tensor(found.pose.t))
-        F = geometry.fundamental_from_essential(E, matches.K0.double(), matches.K1.double())
-        return np.asarray(F / torch.linalg.matrix_norm(F))
-    estimated = estimate_fundamental(matches, kept=found.kept)
-    return None if estimated is None else np.asarray(estimated.F)

@@ -21,6 +21,9 @@ function npz(answer, kept) {
   for (const name of ["K0", "K1"]) if (answer.cameras[name]) arrays[name] = ["<f8", [3, 3], flat(answer.cameras[name])];
   for (const name of ["keypoint_sizes0", "keypoint_sizes1"]) if (answer[name]) arrays[name] = ["<f8", [count], flat(answer[name])];
   if (answer.pose) Object.assign(arrays, { R: ["<f8", [3, 3], flat(answer.pose.R)], t: ["<f8", [3], flat(answer.pose.t)] });
+  for (const [name, matrix] of [["F", answer.fundamental], ["H", answer.homography]]) {
+    if (matrix) arrays[name] = ["<f8", [3, 3], flat(matrix)];
+  }
   return zip(Object.entries(arrays).map(([name, of]) => [`${name}.npy`, npy(...of)]));
 }
 

@@ -174,8 +174,9 @@ function show() {
   $("overlap").textContent = answer.overlap.summary;
   $("pose").textContent = answer.cameras.doubt
     ? `${answer.pose_summary} The camera is doubtful: ${answer.cameras.doubt}.` : answer.pose_summary;
-  $("matrices").hidden = !answer.pose;
-  $("numbers").textContent = answer.pose ? matrices(answer.pose) : "";
+  $("model").textContent = answer.model_summary;
+  $("numbers").textContent = matrices(answer);
+  $("matrices").hidden = !$("numbers").textContent;
   $("copy").textContent = "Copy";
   document.querySelector(".verdict").classList.toggle("apart", !answer.overlap.found);
   $("threshold").value = answer.threshold;
@@ -191,9 +192,15 @@ function show() {
 }
 
 // Valid in Python and JavaScript.
-function matrices({ R, t }) {
+function matrices({ pose, model, fundamental, homography }) {
   const row = (values) => `[${values.map((value) => value.toFixed(6).padStart(9)).join(", ")}]`;
-  return `R = [${R.map(row).join(",\n     ")}]\nt = ${row(t)}`;
+  // Entries of F and H differ by orders of magnitude.
+  const wide = (values) => `[${values.map((value) => value.toExponential(8).padStart(15)).join(", ")}]`;
+  const matrix = (name, rows, line) => `${name} = [${rows.map(line).join(",\n     ")}]`;
+  const found = pose ? [matrix("R", pose.R, row), `t = ${row(pose.t)}`] : [];
+  if (fundamental) found.push(matrix("F", fundamental, wide));
+  if (homography && model === "homography") found.push(matrix("H", homography, wide));
+  return found.join("\n");
 }
 
 $("copy").onclick = async () => {
