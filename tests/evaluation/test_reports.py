@@ -189,5 +189,5 @@ def test_reports_without_cameras(world, in_this_process):
     options = {"max_keypoints": 100, "device": "cpu", "progress": False}
     (found,) = evaluate(world.folder, "mutual", model="fundamental", estimators="poselib", **options)
     text = reports.report(found)
-    assert "Pose from the fundamental matrix, true cameras in scoring only: poselib, threshold 0.75 px, conf" in text
+    assert "Pose from the fundamental matrix, true cameras in scoring only: poselib, threshold 1 px, conf" in text
     assert reports.reports_as_json([found])[0]["model"] == "fundamental"

@@ -198,7 +198,7 @@ def test_poselib_has_options_and_a_default_confidence_of_its_own(pair):
 def test_a_fundamental_matrix_is_scored_with_the_true_cameras(pair, estimator):
     hidden, settings = with_hidden_cameras(pair), PoseSettings((estimator,), model="fundamental")
     (error,) = score_pair(hidden, kept(pair.inlier), settings).poses[estimator]
-    assert error.worse < 2 and not error.failed
+    assert error.worse < 4 and not error.failed
     twice = hidden.cameras[1] @ torch.diag(torch.tensor([2.0, 2.0, 1.0], dtype=torch.float64))
     other = replace(hidden, cameras=(hidden.cameras[0], twice))
     assert pose_error(other, kept(pair.inlier), estimator, settings).worse > 5
@@ -241,7 +241,7 @@ def test_homographies_are_scored_by_their_corners(estimator):
 
 def test_what_is_estimated_has_settings_of_its_own():
     for settings, estimator, expected in (
-        (PoseSettings(model="fundamental"), "poselib", "poselib, threshold 0.75 px, confidence its default"),
+        (PoseSettings(model="fundamental"), "poselib", "poselib, threshold 1 px, confidence its default"),
         (PoseSettings(model="homography", threshold=4.0), "magsac", "magsac, threshold 4 px, confidence 0.99999"),
     ):
         assert settings.describe(estimator).startswith(expected)
