@@ -165,6 +165,15 @@ def test_matches_out_of_a_lens_view_are_removed_and_counted(problem, tmp_path):
     assert 0 < summary.unseen == summary.before - summary.after
 
 
+def test_matches_beside_the_view_of_networks_are_counted(problem, tmp_path):
+    wide = (1, 640, 480, (100.0, 100.0, 320.0, 240.0), 1)  # a pinhole that sees 73 degrees to the side
+    write_problem(tmp_path / "a.db", problem, camera=wide)
+    beside = prune_database(tmp_path / "a.db", "ananet", device="cpu").unseen
+    m = problem.matches._as_tensors()
+    offsets = [(points - points.new_tensor([320, 240])).abs().max(dim=1).values for points in (m.points0, m.points1)]
+    assert beside == (torch.maximum(*offsets) > 200).sum() > 0
+
+
 def test_a_pair_that_keeps_too_little_is_dropped(tmp_path):
     number = write_problem(tmp_path / "a.db", make_problem(inliers=20, outliers=0))
     summary = prune_database(tmp_path / "a.db", EveryOther())

@@ -32,8 +32,11 @@ from ananet.integrations.colmap.database import Database, Pair, copy_database, j
 from ananet.integrations.colmap.verification import import_pycolmap, verify_pairs
 from ananet.io.files import atomic_path, check_output, file_sha256
 from ananet.io.pairs import read_pairs
+from ananet.networks.input import within_view
 from ananet.pruners import Pruner, load
+from ananet.pruners.auto import Auto
 from ananet.pruners.base import Pruned, stream_items
+from ananet.pruners.learned import LearnedPruner
 from ananet.pruners.registry import look_up as look_up_pruner
 
 ALL_PAIRS, EXISTING_PAIRS = "all", "existing"
@@ -58,7 +61,7 @@ class Summary:
     dropped: int = 0
     """Pairs that lost all their matches."""
     unseen: int = 0
-    """Matches removed because the lens model has no undistorted place for a keypoint."""
+    """Matches removed because a keypoint has no undistorted place, or lies where networks do not look (63 degrees)."""
     geometries_removed: int = 0
     """Two-view geometries of changed pairs; the mapper needs new ones."""
     verified: int | None = None
@@ -268,6 +271,10 @@ class _Job:
             return pair.usable
         if kept.pruner not in self.summary.used:
             self.summary.used.append(kept.pruner)
+        if isinstance(self.pruner, LearnedPruner | Auto):
+            # Networks remove what wide lenses show far from the axis.
+            seen = within_view(pair.matches, pair.matches._as_tensors().normalized())
+            self.summary.unseen += int((~seen).sum())
         chosen = torch.as_tensor(kept.mask).cpu()
         if self.matching:
             chosen = one_to_one(pair.matches, chosen, torch.as_tensor(kept.logits).cpu())
