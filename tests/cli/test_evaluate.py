@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from ananet.features import load_detector
 from ananet.io.images import read_image
+from tests.datasets.planes import write_planes
 from tests.datasets.scenes import write_scene
 from tests.features.learned_detectors import random_detector, random_matcher
 
@@ -57,6 +58,18 @@ def test_a_trained_matcher(scene, tmp_path, run):
     (answer,) = json.loads(scores.read_text())
     assert answer["match_settings"]["matcher"].startswith("lighterglue@threshold=0@weights=")
     assert 0 < max(answer["pruners"]["all"]["pairs"]["kept"]) < 300
+
+
+def test_models(scene, tmp_path, run):
+    code, out, _ = run("evaluate", scene, *options("--model", "fundamental", "--json"))
+    assert code == 0 and json.loads(out)[0]["model"] == "fundamental"
+    plane = write_planes(tmp_path / "wall")
+    code, out, _ = run("evaluate", plane, *options("--by-scene"))
+    assert code == 0 and "wall (photos with homographies): 2 pairs of 1 scene" in out and "AUC@3 px" in out
+    code, _, err = run("evaluate", plane, *options("--model", "fundamental"))
+    assert code == 2 and "model: expected homography, as" in err
+    code, _, err = run("evaluate", plane, *options("--table", 1))
+    assert code == 2 and "--table: 1 needs poses" in err
 
 
 def test_motions_of_labelled_matches(tmp_path, run):

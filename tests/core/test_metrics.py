@@ -184,3 +184,18 @@ def test_misclassification_error_is_least_over_all_names():
 def test_wrong_labels_of_motions(labels, truth, message):
     with pytest.raises(InputError, match=message):
         metrics.misclassification_error(np.array(labels), np.array(truth))
+
+
+def test_corner_error_by_hand():
+    # Twice as large: the corners of a photo of 4 x 3 move by 0, 3, sqrt(13) and 2.
+    assert metrics.corner_error(np.diag([2.0, 2.0, 1.0]), np.eye(3), (4, 3)) == pytest.approx((3 + 13**0.5 + 2) / 4)
+    assert metrics.corner_error(-5 * np.eye(3), np.eye(3), (640, 480)) == 0, "of any scale"
+    tilted = np.array([[1.0, 0, 0], [0, 1, 0], [-1 / 639, 0, 1]])
+    assert metrics.corner_error(tilted, np.eye(3), (640, 480)) == np.inf, "a corner at infinity"
+    assert metrics.corner_error(np.full((3, 3), np.nan), np.eye(3), (640, 480)) == np.inf
+    assert metrics.corner_error(np.zeros((3, 3)), np.eye(3), (640, 480)) == np.inf
+    assert metrics.pose_auc([0.5, np.inf], metrics.CORNER_THRESHOLDS) == pytest.approx(
+        [0.375, 0.4583333, 0.475, 0.4875]
+    )
+    with pytest.raises(InputError, match=r"H: expected shape \(3, 3\), got \(2, 3\)"):
+        metrics.corner_error(np.eye(3)[:2], np.eye(3), (640, 480))

@@ -10,6 +10,7 @@ from ananet.datasets.batches import BatchSettings, PairBatches
 from ananet.datasets.build import BuildSettings, build_pairs
 from ananet.datasets.sources import (
     SOURCES,
+    HomographyPhotos,
     PosedPhotos,
     Source,
     StoredPairs,
@@ -19,6 +20,7 @@ from ananet.datasets.sources import (
     scene_numbers,
 )
 from tests.datasets.formats.test_labelled import write_case
+from tests.datasets.planes import write_plane_matches, write_planes
 from tests.datasets.scenes import write_scene
 
 
@@ -68,6 +70,8 @@ WRITERS = {
     "posed scenes": lambda folder: write_scene(folder / "room", images=1),
     "MULTI": lambda folder: write_case(folder / "part-a" / "case1").parent,
     "labelled matches": write_labelled,
+    "photos with homographies": lambda folder: write_planes(folder / "wall"),
+    "matches of planes": lambda folder: write_plane_matches(folder / "evd" / "cat_pts.txt").parent,
     "pair list": write_list,
 }
 
@@ -84,15 +88,19 @@ def test_data_is_recognised_by_what_lies_there(name: str, tmp_path: Path) -> Non
     source = open_source(str(path))
     assert isinstance(source, Source) and type(source) is SOURCES[name]
     assert source.name == name and source.path == path and source.title == path.stem
-    assert source.has_poses == (name not in ("MULTI", "labelled matches"))
-    stored = name in ("training pairs", "OANet dump", "MULTI", "labelled matches")
-    assert isinstance(source, StoredPairs if stored else PosedPhotos)
+    assert source.has_poses == (
+        name not in ("MULTI", "labelled matches", "matches of planes", "photos with homographies")
+    )
+    assert source.models == (("essential", "fundamental") if source.has_poses else source.models)
+    stored = name in ("training pairs", "OANet dump", "MULTI", "labelled matches", "matches of planes")
+    photos = HomographyPhotos if name == "photos with homographies" else PosedPhotos
+    assert isinstance(source, StoredPairs if stored else photos)
     if stored and source.has_poses:
         assert type(open_stored_pairs(path)) is type(source)
     else:
         with pytest.raises(InputError, match=f"pairs: expected training pairs, .* got .* \\({name}\\)"):
             open_stored_pairs(path)
-    if stored:
+    if photos is HomographyPhotos or stored:
         with pytest.raises(InputError, match=f"scenes: expected photos with known cameras, got .* \\({name}\\)"):
             open_posed_photos(path)
     else:

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import ananet.features
 from ananet import Correspondences, InputError
+from ananet.core.cameras import pixel_scaling
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.build import BuildSettings, build_pairs
 from ananet.datasets.sources import open_source
@@ -15,10 +18,12 @@ from ananet.evaluation.pairs import (
     open_pairs,
     rescaled,
     with_fewer_outliers,
+    with_hidden_cameras,
 )
 from tests.conftest import make_problem
 from tests.datasets.depth_pairs import pair_with_depth, write_pairs
 from tests.datasets.formats.test_labelled import write_case
+from tests.datasets.planes import STEP, write_planes
 
 
 def pairs_of(path, feature_folder=None, image_folder=None, **settings) -> Pairs:
@@ -28,7 +33,7 @@ def pairs_of(path, feature_folder=None, image_folder=None, **settings) -> Pairs:
 def test_scenes(world, tmp_path):
     source = pairs_of(world.folder, tmp_path, max_keypoints=300)
     assert isinstance(source, PhotoPairs) and source.title == "scenes"
-    assert (source.kind, len(source), source.photos, source.has_poses) == ("posed scenes", 3, 3, True)
+    assert (source.kind, len(source), source.photos) == ("posed scenes", 3, 3)
     for number in range(source.photos):
         source.prepare(number)
     assert len(list(tmp_path.iterdir())) == 3
@@ -126,7 +131,7 @@ def test_pair_list(world, tmp_path):
 def test_multi(tmp_path):
     write_case(tmp_path / "part-x" / "case1")
     source = pairs_of(tmp_path)
-    assert (source.kind, len(source), source.has_poses) == ("MULTI", 1, False)
+    assert (source.kind, len(source), source.models) == ("MULTI", 1, ())
     assert source[0].inlier.tolist() == [True, True, False, False]
     assert pairs_of(tmp_path, outlier_share=0.4)[0].inlier.tolist() == [True, True, False]
 
@@ -236,3 +241,40 @@ def test_rescaling_keeps_rays():
     np.testing.assert_allclose(scaled.normalized_sizes(), keypoints.normalized_sizes(), rtol=1e-6)
     with pytest.raises(InputError, match="longest_side: "):
         rescaled(Correspondences([[1, 2]], [[3, 4]]), 1600)
+
+
+def test_cameras_are_hidden(world):
+    settings = {"max_keypoints": 50, "longest_side": 640, "outlier_share": 0.5}
+    shown, hidden = (pairs_of(world.folder, hide_cameras=hide, **settings) for hide in (False, True))
+    assert "cameras hidden" in hidden.matching() and "cameras" not in shown.matching()
+    with_K, without = shown[0], hidden[0]
+    assert without.matches.K0 is None and not without.matches.calibrated and without.matches.image_size0 == (640, 480)
+    assert np.array_equal(without.matches.points0, with_K.matches.points0)
+    assert torch.equal(without.inlier, with_K.inlier), "labels are by the true cameras"
+    assert without.cameras is not None and np.array_equal(without.cameras[1], with_K.matches.K1)
+    without_size = replace(with_K, matches=with_K.matches.replace(image_size0=None, image_size1=None))
+    guessed = with_hidden_cameras(without_size).matches
+    assert guessed.image_size0 == pytest.approx((640, 480), abs=1e-3), "the principal point is the centre"
+    assert with_hidden_cameras(without) is without
+
+
+def test_photos_of_a_plane(tmp_path):
+    folder = write_planes(tmp_path / "wall")
+    pairs = pairs_of(folder, tmp_path, max_keypoints=300)
+    assert (pairs.kind, pairs.models, len(pairs), pairs.photos) == ("photos with homographies", ("homography",), 2, 3)
+    pair = pairs[0]
+    assert (pair.name, pair.scene, pair.R) == ("wall/1-2", "wall", None)
+    assert pair.paths is not None and pair.paths[1] == folder / "img2.png"
+    assert 0.3 < pair.inlier.float().mean() < 1 and pair.matches.K0 is None and pair.matches.image_size1 == (320, 240)
+    mapped = np.c_[pair.matches.points0, np.ones(len(pair.matches))] @ STEP.T
+    distance = np.linalg.norm(mapped[:, :2] / mapped[:, 2:] - pair.matches.points1, axis=1)
+    assert np.array_equal(pair.inlier.numpy(), distance <= 3)
+    assert pair.corner_error(STEP) == pytest.approx(0, abs=1e-9) and pair.corner_error(None) == np.inf
+
+
+def test_homographies_follow_the_size_of_the_photos(tmp_path):
+    pair = pairs_of(write_planes(tmp_path / "wall"), max_keypoints=300, longest_side=160)[0]
+    assert pair.matches.image_size0 == (160, 120) and pair.inlier.float().mean() > 0.3
+    half = pixel_scaling(0.5, 0.5)
+    expected = half @ STEP @ np.linalg.inv(half)
+    assert pair.corner_error(expected) == pytest.approx(0, abs=1e-9) and pair.corner_error(STEP) > 1

@@ -3,10 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ananet.evaluation import plots
+from ananet.evaluation import evaluate, plots
 from ananet.evaluation.explain import view_blocks
 from ananet.networks import load_network
 from tests.conftest import make_problem
+from tests.datasets.planes import write_planes
 
 pytest.importorskip("matplotlib")
 
@@ -27,6 +28,12 @@ def test_an_evaluation_has_its_plots(evaluation):
 
 def test_a_source_without_poses_has_no_plot_of_them(evaluation):
     assert not any(name.startswith("auc") for name in plots.evaluation_plots(replace(evaluation, estimators=())))
+
+
+def test_homographies_are_drawn_by_their_corner_errors(tmp_path, in_this_process):
+    folder, options = write_planes(tmp_path / "wall"), {"max_keypoints": 100, "device": "cpu", "progress": False}
+    (found,) = evaluate(folder, "mutual", estimators="poselib", **options)
+    assert is_a_picture(plots.evaluation_plots(found)["auc-poselib"])
 
 
 def test_every_pruner_is_drawn(evaluation):

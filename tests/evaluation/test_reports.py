@@ -7,6 +7,7 @@ from ananet import InputError
 from ananet.evaluation import evaluate, reports
 from ananet.evaluation.scoring import PoseSettings
 from tests.datasets.depth_pairs import pair_with_depth, write_pairs
+from tests.datasets.planes import write_planes
 
 
 def only(evaluation, *names):
@@ -79,7 +80,7 @@ def test_a_report_says_what_decides_its_numbers(evaluation):
 
 def test_a_source_without_poses_says_so(evaluation):
     text = reports.report(replace(evaluation, estimators=()), "text")
-    assert "This source has no poses: estimators were not run." in text and "AUC" not in text
+    assert "This source has no poses or homographies: estimators were not run." in text and "AUC" not in text
 
 
 @pytest.fixture
@@ -162,3 +163,31 @@ def test_neighbours_are_told_of_networks_alone(evaluation):
         ("second", 1),
     ]
     assert all(0 <= row["k=5"] <= 1 for row in rows)
+
+
+def test_reports_of_homographies(tmp_path, in_this_process):
+    folder, options = write_planes(tmp_path / "wall"), {"max_keypoints": 100, "device": "cpu", "progress": False}
+    (found,) = evaluate(folder, ["all", "mutual"], estimators="poselib", repeats=2, **options)
+    text = reports.report(found, by_scene=True)
+    assert "Homography, mean corner error in px: poselib, threshold 2 px, confidence its default" in text
+    for title in ("AUC@1 px", "AUC@10 px", "+/-", "poselib AUC@3 px"):
+        assert title in text
+    assert "Pose" not in text and "no poses" not in text
+    row = reports.homography_table(found, "poselib")[1]
+    assert row["AUC@5 px"] > 60 and row["failures"] == 0
+    (answer,) = json.loads(json.dumps(reports.reports_as_json([found]), allow_nan=False))
+    assert answer["model"] == "homography" and len(answer["pruners"]["all"]["homographies"]["poselib"]["auc"]) == 4
+    none = [replace(pair, homographies={"poselib": [float("inf")] * 2}) for pair in found.scores["all"].pairs]
+    failed = replace(found, scores={"all": replace(found.scores["all"], pairs=none)})
+    assert "Failures (no homography found) have an infinite error" in reports.report(failed)
+    scores = json.loads(json.dumps(reports.scores_as_json(failed), allow_nan=False))
+    assert scores["pruners"]["all"]["homographies"]["poselib"]["corner_error"] == [[None] * 2] * 2
+    assert scores["pose_settings"]["model"] == "homography"
+
+
+def test_reports_without_cameras(world, in_this_process):
+    options = {"max_keypoints": 100, "device": "cpu", "progress": False}
+    (found,) = evaluate(world.folder, "mutual", model="fundamental", estimators="poselib", **options)
+    text = reports.report(found)
+    assert "Pose from the fundamental matrix, true cameras in scoring only: poselib, threshold 1 px, conf" in text
+    assert reports.reports_as_json([found])[0]["model"] == "fundamental"

@@ -22,6 +22,7 @@ from ananet.evaluation.predictions import PredictionStore, fingerprint, read_pre
 from ananet.evaluation.reports import scores_as_json
 from ananet.evaluation.runner import AT_ONCE, ONE_THREAD, choose_pruners, map_ahead, worker_pool
 from ananet.networks import ANANet, ANANetSettings, save_network
+from tests.datasets.planes import write_plane_matches, write_planes
 
 SMALL = ("--max-keypoints", "300", "--device", "cpu")
 QUICK = {"max_keypoints": 100, "workers": 1, "progress": False}
@@ -373,3 +374,43 @@ def test_arguments_are_taken_as_results_are():
             assert result == number**2
             done += 1
     assert done == 30 and most <= 8 + AT_ONCE
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_hidden_camera_is_another_input(world, tmp_path):
+    """Pruners see other numbers, so predictions made with cameras are refused, and the other way round."""
+    options = {"estimators": "poselib", "prediction_folder": tmp_path, "device": "cpu", **QUICK}
+    (found,) = evaluate(world.folder, ["mutual", str(world.weights)], model="fundamental", **options)
+    assert found.model == "fundamental" and found.matching.endswith("cameras hidden")
+    assert found.scores["mutual"].pose_summary("poselib")["auc"][2] > 5
+    again = evaluate(world.folder, ["mutual", str(world.weights)], model="fundamental", **options)[0]
+    assert again.reused == ("mutual", "tiny")
+    with pytest.raises(InputError, match="is stale: its match settings was .*'hide_cameras': True"):
+        evaluate(world.folder, "mutual", **options)
+    elsewhere = options | {"prediction_folder": None}
+    (known,) = evaluate(world.folder, ["mutual", str(world.weights)], **elsewhere)
+    assert known.model == "essential"
+    first, second = (one.predictions["tiny"] for one in (known, found))
+    assert first.fingerprints == second.fingerprints, "the matches are the same"
+    assert not np.allclose(first.results[0].logits, second.results[0].logits)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_homographies(tmp_path):
+    folder = write_planes(tmp_path / "wall")
+    (found,) = evaluate(folder, ["all", "mutual"], estimators=("magsac", "poselib"), repeats=2, device="cpu", **QUICK)
+    assert found.model == "homography" and found.names == ["wall/1-2", "wall/1-3"]
+    for estimator in found.estimators:
+        assert found.scores["mutual"].homography_summary(estimator)["auc"][2] > 60
+
+
+def test_models_that_a_source_does_not_know(world, tmp_path):
+    with pytest.raises(InputError, match="model: expected essential or fundamental, as .*scenes.* got 'homography'"):
+        evaluate(world.folder, "all", model="homography", **QUICK)
+    with pytest.raises(InputError, match="model: expected homography, as .* got 'fundamental'"):
+        evaluate(write_planes(tmp_path / "wall"), "all", model="fundamental", **QUICK)
+    write_plane_matches(tmp_path / "evd" / "a_pts.txt")
+    with pytest.raises(InputError, match="model: expected none, for which only matches are scored, as .* got 'homog"):
+        evaluate(tmp_path / "evd", "all", model="homography", **QUICK)
+    with pytest.raises(InputError, match="threshold: expected a threshold in pixels"):
+        evaluate(world.folder, "all", model="fundamental", protocol="sun3d", **QUICK)

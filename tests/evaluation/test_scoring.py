@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from ananet import InputError
+from ananet import Correspondences, InputError
 from ananet.core.metrics import PoseError
 from ananet.datasets.base import LabelledPair
+from ananet.evaluation.pairs import with_hidden_cameras
 from ananet.evaluation.predictions import Prediction
 from ananet.evaluation.scoring import (
     PairScore,
     PoseSettings,
     PrunerScores,
+    homography_error,
     pose_error,
     protocol_settings,
     score_empty_pair,
@@ -190,3 +192,60 @@ def test_poselib_has_options_and_a_default_confidence_of_its_own(pair):
     inlier = pair.inlier.numpy()
     score = score_pair(pair, Prediction(inlier, inlier.astype(np.float32)), settings)
     assert list(score.poses) == [name, "poselib"]
+
+
+@pytest.mark.parametrize("estimator", ["ransac", "magsac", "poselib"])
+def test_a_fundamental_matrix_is_scored_with_the_true_cameras(pair, estimator):
+    hidden, settings = with_hidden_cameras(pair), PoseSettings((estimator,), model="fundamental")
+    (error,) = score_pair(hidden, kept(pair.inlier), settings).poses[estimator]
+    assert error.worse < 4 and not error.failed
+    twice = hidden.cameras[1] @ torch.diag(torch.tensor([2.0, 2.0, 1.0], dtype=torch.float64))
+    other = replace(hidden, cameras=(hidden.cameras[0], twice))
+    assert pose_error(other, kept(pair.inlier), estimator, settings).worse > 5
+
+
+def test_without_a_fundamental_matrix_there_is_no_pose(pair, monkeypatch):
+    hidden, settings = with_hidden_cameras(pair), PoseSettings(("ransac",), model="fundamental")
+    failure = PoseError(180.0, 180.0, failed=True)
+    assert pose_error(hidden, kept(np.arange(len(pair.matches)) < 8), "ransac", settings) == failure
+    monkeypatch.setattr("ananet.estimators.methods.RANSAC.find_fundamental", lambda *_: None)
+    assert pose_error(hidden, kept(pair.inlier), "ransac", settings) == failure
+
+
+def plane(count: int = 60) -> LabelledPair:
+    """Half of the matches lie on the plane."""
+    rng = np.random.default_rng(0)
+    points0 = rng.uniform(0, 400, (count, 2))
+    points1 = points0 + np.array([12.0, -7.0])
+    points1[count // 2 :] = rng.uniform(0, 400, (count - count // 2, 2))
+    matches = Correspondences(points0, points1, image_size0=(400, 400), image_size1=(400, 400))
+    H = torch.tensor([[1, 0, 12], [0, 1, -7], [0, 0, 1]], dtype=torch.float64)
+    return LabelledPair.from_homography("plane", matches, H)
+
+
+@pytest.mark.parametrize("estimator", ["ransac", "magsac", "poselib"])
+def test_homographies_are_scored_by_their_corners(estimator):
+    pair, settings = plane(), PoseSettings((estimator,), repeats=2, model="homography")
+    assert pair.inlier.tolist() == [True] * 30 + [False] * 30
+    score = score_pair(pair, kept(np.ones(60, bool)), settings)
+    assert max(score.homographies[estimator]) < 1e-3 and len(score.homographies[estimator]) == 2 and score.poses == {}
+    for count in (0, 1, 3):
+        assert homography_error(pair, kept(np.arange(60) < count), estimator, settings) == np.inf
+    nothing = score_pair(plane(0), kept(np.zeros(0, bool)), settings)
+    assert nothing.homographies[estimator] == [np.inf, np.inf]
+    scores = PrunerScores([score, nothing], 0.0)
+    summary = scores.homography_summary(estimator)
+    assert summary["auc"] == pytest.approx([50] * 4, abs=0.1) and summary["failures"] == 1
+    assert summary["auc_deviation"] == pytest.approx([0] * 4, abs=0.1)
+
+
+def test_what_is_estimated_has_settings_of_its_own():
+    for settings, estimator, expected in (
+        (PoseSettings(model="fundamental"), "poselib", "poselib, threshold 1 px, confidence its default"),
+        (PoseSettings(model="homography", threshold=4.0), "magsac", "magsac, threshold 4 px, confidence 0.99999"),
+    ):
+        assert settings.describe(estimator).startswith(expected)
+    with pytest.raises(InputError, match="model: expected one of essential, fundamental, homography, got 'affine'"):
+        PoseSettings(model="affine")
+    with pytest.raises(InputError, match="threshold: expected a threshold in pixels, .* got one in calibrated"):
+        PoseSettings(threshold=0.001, calibrated=True, model="fundamental")

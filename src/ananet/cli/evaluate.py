@@ -16,11 +16,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = (
         "a scene (images/ beside sparse/, and pairs.txt) or a folder of scenes, training pairs, an OANet dump, "
-        "MULTI cases, labelled matches (matches.npz), a pair list, or a folder with views.txt"
+        "MULTI cases, labelled matches (matches.npz), photos with homographies (Oxford, HPatches), matches of planes "
+        "(EVD), a pair list, or a folder with views.txt"
     )
     add("sources", nargs="+", metavar="SOURCE", type=Path, help=text)
     names = "names or .safetensors files, as in 'ananet match'; name=FILE names a file"
     add("--pruner", required=True, metavar="A,B,...", help=names)
+    text = (
+        "what estimators look for. fundamental: pruners and estimators know no cameras, the pose is scored with the "
+        "true ones. homography: scored by mean corner error (default: essential where poses are known, homography "
+        "where homographies are)"
+    )
+    add("--model", choices=("essential", "fundamental", "homography"), help=text)
     estimators = ",".join(REPORTED_ESTIMATORS)
     text = (
         "ransac, magsac, poselib, eight-point; NAME@option=value sets an option, such as poselib@match_selection=all "
@@ -83,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     for source in sources:
         if arguments.table in reports.WITH_POSE and not source.has_poses:
             raise InputError(f"--table: {arguments.table} needs poses, {source.path} has none; expected table 3")
-    posing = ("protocol", "pose_threshold", "confidence", "repeats", "neighbours", "device", "workers")
+    posing = ("model", "protocol", "pose_threshold", "confidence", "repeats", "neighbours", "device", "workers")
     matching = ("max_keypoints", "longest_side", "candidates", "limit", "outlier_share")
     evaluations = evaluate(
         sources,

@@ -50,6 +50,11 @@ def fundamental_from_essential(E: Tensor, K0: Tensor, K1: Tensor) -> Tensor:
     return torch.linalg.inv(K1).mT @ E @ torch.linalg.inv(K0)
 
 
+def essential_from_fundamental(F: Tensor, K0: Tensor, K1: Tensor) -> Tensor:
+    """E = K1^T F K0, the inverse of `fundamental_from_essential`."""
+    return K1.mT @ F @ K0
+
+
 def residual_and_lines(points0: Tensor, points1: Tensor, E: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """p1^T E p0, and the squared normal lengths of the epipolar lines in both images."""
     p0, p1 = homogeneous(points0), homogeneous(points1)
@@ -57,6 +62,16 @@ def residual_and_lines(points0: Tensor, points1: Tensor, E: Tensor) -> tuple[Ten
     lines0 = p1 @ E
     residual = (p1 * lines1).sum(-1)
     return residual, lines0[..., :2].square().sum(-1), lines1[..., :2].square().sum(-1)
+
+
+def map_points(points: Tensor, H: Tensor) -> Tensor:
+    """[... x N x 2] points under a homography [... x 3 x 3]; infinite or NaN on its horizon.
+
+    >>> map_points(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 0.0, 5.0], [0.0, 2.0, 0.0], [0.0, 0.0, 1.0]]))
+    tensor([[7., 4.]])
+    """
+    mapped = homogeneous(points) @ H.mT
+    return mapped[..., :2] / mapped[..., 2:]
 
 
 def tiny(values: Tensor) -> float:

@@ -16,6 +16,8 @@ from ananet._util.checks import check_whole_number
 from ananet.errors import InputError
 
 THRESHOLDS = (5.0, 10.0, 20.0)
+# Of the mean corner error of homographies, in pixels.
+CORNER_THRESHOLDS = (1.0, 3.0, 5.0, 10.0)
 # Error of a pair without an estimate, in degrees.
 FAILURE = 180.0
 # Of which the best assignment is searched, at 2 to this power.
@@ -108,6 +110,34 @@ def misclassification_error(labels: np.ndarray, truth: np.ndarray) -> float:
     return (len(labels) - right) / len(labels)
 
 
+def corner_error(H: np.ndarray, truth: np.ndarray, size: tuple[float, float]) -> float:
+    """Mean distance, over the four corners of the first photo, between where two homographies map them.
+
+    SuperGlue's and LightGlue's measure of a homography. Its area under the curve is `pose_auc` with
+    `CORNER_THRESHOLDS`.
+
+    Args:
+        H, truth: [3 x 3], from the first photo to the second, of any scale.
+        size: (width, height) of the first photo; corners are the centres of its outermost pixels.
+
+    Infinite where H is not finite or maps a corner to infinity.
+
+    >>> shift = np.array([[1.0, 0.0, 3.0], [0.0, 1.0, 4.0], [0.0, 0.0, 1.0]])
+    >>> corner_error(np.eye(3), shift, (640, 480))
+    5.0
+    """
+    matrices = [_array(name, matrix, np.float64) for name, matrix in (("H", H), ("truth", truth))]
+    for name, matrix in zip(("H", "truth"), matrices, strict=True):
+        if matrix.shape != (3, 3):
+            raise InputError(f"{name}: expected shape (3, 3), got {matrix.shape}")
+    right, bottom = (float(side) - 1 for side in size)
+    corners = np.array([[0, 0, 1], [right, 0, 1], [right, bottom, 1], [0, bottom, 1]])
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        mapped, true = ((rows := corners @ matrix.T)[:, :2] / rows[:, 2:] for matrix in matrices)
+        error = float(np.linalg.norm(mapped - true, axis=1).mean())
+    return error if np.isfinite(error) else np.inf
+
+
 def pose_auc(errors: Sequence[float] | np.ndarray, thresholds: Sequence[float] = THRESHOLDS) -> list[float]:
     """Area under the curve of recall over pose error up to each threshold, over the threshold.
 
@@ -116,8 +146,9 @@ def pose_auc(errors: Sequence[float] | np.ndarray, thresholds: Sequence[float] =
     larger.
 
     Args:
-        errors: [N] degrees. NaN and infinity stand for pairs without an estimate; they are never recalled.
-        thresholds: degrees.
+        errors: [N] degrees; for homographies, `corner_error`s in pixels. NaN and infinity stand for pairs without an
+            estimate; they are never recalled.
+        thresholds: in the same unit, such as `CORNER_THRESHOLDS`.
 
     No errors at all have an area of 0.
 
@@ -345,7 +376,7 @@ def _array(name: str, values: Any, kind: type | None = None) -> np.ndarray:
 def _ordered(errors: Sequence[float] | np.ndarray) -> np.ndarray:
     array = _array("errors", errors, np.float64)
     if array.ndim != 1 or (array < 0).any():
-        raise InputError(f"errors: expected angles of at least 0 in one dimension, got {errors!r}")
+        raise InputError(f"errors: expected numbers of at least 0 in one dimension, got {errors!r}")
     return np.sort(np.where(np.isnan(array), np.inf, array))
 
 

@@ -4,18 +4,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ananet.datasets.base import Batch, LabelledPair, PosedImage, PosedPair, PosedScene
+    from ananet.datasets.base import Batch, HomographyPair, LabelledPair, PosedImage, PosedPair, PosedScene
     from ananet.datasets.batches import BatchSettings, PairBatches
     from ananet.datasets.build import BuildSettings, build_pairs
     from ananet.datasets.labels import LabelRule
     from ananet.datasets.sfm import Reconstruction, reconstruct
-    from ananet.datasets.sources import SOURCES, PosedPhotos, Source, StoredPairs, open_source
+    from ananet.datasets.sources import SOURCES, HomographyPhotos, PosedPhotos, Source, StoredPairs, open_source
     from ananet.datasets.synthetic import SyntheticBatch, SyntheticSettings, synthesize
 
 __all__ = [
-    "SOURCES", "Batch", "BatchSettings", "BuildSettings", "LabelRule", "LabelledPair", "PairBatches", "PosedImage",
-    "PosedPair", "PosedPhotos", "PosedScene", "Reconstruction", "Source", "StoredPairs", "SyntheticBatch",
-    "SyntheticSettings", "build_pairs", "open_source", "reconstruct", "synthesize",
+    "SOURCES", "Batch", "BatchSettings", "BuildSettings", "HomographyPair", "HomographyPhotos", "LabelRule",
+    "LabelledPair", "PairBatches", "PosedImage", "PosedPair", "PosedPhotos", "PosedScene", "Reconstruction", "Source",
+    "StoredPairs", "SyntheticBatch", "SyntheticSettings", "build_pairs", "open_source", "reconstruct", "synthesize",
 ]  # fmt: skip
 
 _MODULES = ("base", "labels", "batches", "sources", "synthetic", "build", "sfm")

@@ -17,7 +17,7 @@ from ananet._util.defaults import INLIER_DISTANCE
 from ananet.core import geometry
 from ananet.core.cameras import camera_matrices, camera_parameters, rotate_axes
 from ananet.core.correspondences import Correspondences
-from ananet.core.metrics import PoseError
+from ananet.core.metrics import PoseError, corner_error
 from ananet.errors import InputError
 from ananet.estimators.base import Pose
 
@@ -28,6 +28,8 @@ MIN_BASELINE = 1e-5
 HARD_MIN_SHARE = 0.2
 HARD_RATIO = 0.85
 HARD_MAX_RIGHT, HARD_MAX_RIGHT_SHARE = 12, 0.3
+# Matches of a plane are right if the homography maps the first point to within so many pixels of the second.
+PLANE_PIXELS = 3.0
 # Groups of pairs by share of common view: lower end, and upper end, which does not belong to it.
 SHARE_GROUPS = {"10 to 30 %": (0.1, 0.3), "30 to 60 %": (0.3, 0.6), "above 60 %": (0.6, math.inf)}
 
@@ -96,6 +98,18 @@ class PosedScene:
 
 
 @dataclass(frozen=True, eq=False)
+class HomographyPair:
+    """Two photos of a plane, or from one place, with the homography between them."""
+
+    path0: Path
+    path1: Path
+    H: np.ndarray
+    """[3 x 3], from pixels of the first photo, as it is stored, to those of the second."""
+    name: str = ""
+    scene: str = ""
+
+
+@dataclass(frozen=True, eq=False)
 class LabelledPair:
     """Putative matches of one image pair with their labels."""
 
@@ -120,6 +134,10 @@ class LabelledPair:
     """Share of the view that both photos have in common, 0 to 1; 0 if they show different places, None if unknown."""
     hard: bool = False
     """What `is_hard` said of all matches of the pair; it stays when some are left out."""
+    H: Tensor | None = None
+    """[3 x 3] true homography from the first photo to the second, in pixels of the matches."""
+    cameras: tuple[Tensor, Tensor] | None = None
+    """True camera matrices, where the matches hide them."""
 
     @classmethod
     def from_pose(
@@ -134,6 +152,24 @@ class LabelledPair:
         ).to(torch.float32)
         pair = cls(name, matches, distance < INLIER_DISTANCE, distance, R, t, scene, **more)
         return replace(pair, hard=True) if is_hard(pair) else pair
+
+    @classmethod
+    def from_homography(
+        cls,
+        name: str,
+        matches: Correspondences,
+        H: Tensor,
+        scene: str = "",
+        *,
+        pixels: float = PLANE_PIXELS,
+        **more: Any,
+    ) -> LabelledPair:
+        """Call those matches right whose first point H maps to within some pixels of the second; `more` are fields."""
+        points = matches._as_tensors()
+        mapped = geometry.map_points(points.points0.double(), H.double())
+        distance = (mapped - points.points1.double()).norm(dim=1)
+        # Points on the horizon have no place, and are near nothing.
+        return cls(name, matches, distance <= pixels, scene=scene, H=H.double(), **more)
 
     @property
     def is_empty(self) -> bool:
@@ -159,6 +195,11 @@ class LabelledPair:
             geometry.rotation_error(torch.as_tensor(pose.R).cpu(), self.R.double()).item(),
             geometry.translation_error(torch.as_tensor(pose.t).cpu(), self.t.double()).item(),
         )
+
+    def corner_error(self, H: np.ndarray | Tensor | None) -> float:
+        """Return the mean corner error of an estimated homography in pixels, infinite if there is none."""
+        assert self.H is not None and self.matches.image_size0 is not None
+        return math.inf if H is None else corner_error(np.asarray(H), self.H.numpy(), self.matches.image_size0)
 
 
 def is_hard(pair: LabelledPair) -> bool:

@@ -1,8 +1,9 @@
-"""Features of photos with known cameras, for training pairs and evaluation."""
+"""Features of photos with known cameras or homographies, for training pairs and evaluation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -20,7 +21,8 @@ class PhotoFeatures:
 
     features: Features
     K: np.ndarray
-    """[3 x 3] camera matrix of the photo as turned and scaled."""
+    """[3 x 3] camera matrix of the photo as turned and scaled; without a camera, what maps the photo's own pixels to
+    those of the features."""
 
     def rays(self) -> np.ndarray:
         """[N x 2] float64 calibrated points."""
@@ -67,28 +69,44 @@ def photo_features(
     if turns and detector.needs_path:
         raise InputError(f"{image.path}: expected an upright photo for stored features, the pair needs it turned")
     pixels = read_posed_image(image) if pixels is None else pixels
-    size = (pixels.shape[1], pixels.shape[0])
-    K = rotate_camera(image.K, size, turns)
+    K = rotate_camera(image.K, (pixels.shape[1], pixels.shape[0]), turns)
     pixels = np.ascontiguousarray(np.rot90(pixels, turns))
-    if longest_side is not None:
-        scale = longest_side / max(size)
-    if scale == 1:
-        features = detector.detect(pixels, image.path)
+    features, to_scaled = scaled_features(pixels, image.path, detector, scale=scale, longest_side=longest_side)
+    if original_pixels:
+        features = _unscaled(features, to_scaled, (pixels.shape[1], pixels.shape[0]))
     else:
-        resized, to_resized = resize(pixels, scale)
-        turned_size = (pixels.shape[1], pixels.shape[0])
-        features = detector.detect(resized, image.path, turned_size)
-        if original_pixels:
-            factor = to_resized[[0, 1], [0, 1]]
-            points = ((features.points - to_resized[:2, 2]) / factor).astype(np.float32)
-            sizes = None if features.sizes is None else (features.sizes / factor.mean()).astype(np.float32)
-            features = replace(features, points=points, sizes=sizes, image_size=turned_size)
-        else:
-            K = to_resized @ K
+        K = to_scaled @ K
     points = undistort_points(features.points, K, image.distortion).astype(np.float32)
     # Points at the edge of an extreme lens have no place in a pinhole camera.
     seen = np.flatnonzero(np.isfinite(points).all(axis=1))
     return PhotoFeatures(replace(features, points=points)[seen], K)
+
+
+def scaled_features(
+    pixels: np.ndarray, path: Path, detector: Detector, *, scale: float = 1.0, longest_side: int | None = None
+) -> tuple[Features, np.ndarray]:
+    """The features of a photo scaled for detection, and the [3 x 3] map from its pixels to theirs.
+
+    Args:
+        path: the photo's file, for detectors that look features up.
+        scale: of the photo.
+        longest_side: if given, the scale that makes this the longest side.
+    """
+    size = (pixels.shape[1], pixels.shape[0])
+    if longest_side is not None:
+        scale = longest_side / max(size)
+    if scale == 1:
+        return detector.detect(pixels, path), np.eye(3)
+    resized, to_resized = resize(pixels, scale)
+    return detector.detect(resized, path, size), to_resized
+
+
+def _unscaled(features: Features, to_scaled: np.ndarray, size: tuple[int, int]) -> Features:
+    """The same keypoints in pixels of the photo before it was scaled."""
+    factor = to_scaled[[0, 1], [0, 1]]
+    points = ((features.points - to_scaled[:2, 2]) / factor).astype(np.float32)
+    sizes = None if features.sizes is None else (features.sizes / factor.mean()).astype(np.float32)
+    return replace(features, points=points, sizes=sizes, image_size=size)
 
 
 def read_posed_image(image: PosedImage) -> np.ndarray:

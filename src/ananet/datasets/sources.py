@@ -1,7 +1,7 @@
-"""Data sources: posed photos, or stored matches with labels.
+"""Data sources: photos with known cameras or homographies, or stored matches with labels.
 
 `evaluate`, `data build` and `train` open data here. The kind is recognised by the files. A new kind is one file with a
-subclass of `StoredPairs` or `PosedPhotos`, and one line here.
+subclass of `StoredPairs`, `PosedPhotos` or `HomographyPhotos`, and one line here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from ananet._util.names import Registry
-from ananet.datasets.base import LabelledPair, PairTable, PosedScene, join, table_of_pairs
+from ananet.datasets.base import HomographyPair, LabelledPair, PairTable, PosedScene, join, table_of_pairs
 from ananet.errors import InputError
+from ananet.estimators.base import Model
 
 
 class Source(ABC):
@@ -43,9 +44,14 @@ class Source(ABC):
         return self.path.resolve().stem
 
     @property
+    def models(self) -> tuple[Model, ...]:
+        """Models that can be scored, as the truth of every pair is known; the usual one first."""
+        return "essential", "fundamental"
+
+    @property
     def has_poses(self) -> bool:
         """Whether the true pose of every pair is known."""
-        return True
+        return "essential" in self.models
 
 
 class StoredPairs(Source):
@@ -96,8 +102,8 @@ class PairFolders(StoredPairs):
         """Read the pair of a folder."""
 
     @property
-    def has_poses(self) -> bool:
-        return False
+    def models(self) -> tuple[Model, ...]:
+        return ()
 
     def __len__(self) -> int:
         return len(self.folders)
@@ -181,6 +187,18 @@ class SceneFolders(PosedPhotos):
         return [self.read(folder) for folder in self.find(self.path)]
 
 
+class HomographyPhotos(Source):
+    """Photos with known homographies, to be matched."""
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return ("homography",)
+
+    @abstractmethod
+    def pairs(self) -> list[HomographyPair]:
+        """The pairs, in order."""
+
+
 # In the order in which they are tried; shards first, which need neither OpenCV nor h5py.
 SOURCES: Registry[Source] = Registry(
     "source",
@@ -192,6 +210,8 @@ SOURCES: Registry[Source] = Registry(
         "posed scenes": "ananet.datasets.formats.colmap:PosedScenes",
         "MULTI": "ananet.datasets.formats.labelled:MULTICases",
         "labelled matches": "ananet.datasets.formats.labelled:LabelledMatches",
+        "photos with homographies": "ananet.datasets.formats.homographies:HomographyScenes",
+        "matches of planes": "ananet.datasets.formats.labelled:PlaneMatches",
         "pair list": "ananet.datasets.formats.pairlists:PairList",
     },
 )
@@ -203,8 +223,9 @@ def open_source(path: str | Path, *, image_folder: str | Path | None = None) -> 
 
     Args:
         path: a scene (`images/` beside `sparse/`, and perhaps `pairs.txt`) or a folder of scenes; a folder of training
-            pairs; an OANet dump (.h5, .hdf5) or raw scene; a folder of MULTI cases or of labelled matches; a pair list
-            (.txt); or a folder with `views.txt`.
+            pairs; an OANet dump (.h5, .hdf5) or raw scene; a folder of MULTI cases or of labelled matches; photos with
+            homographies (Oxford, HPatches), or matches of planes (EVD); a pair list (.txt); or a folder with
+            `views.txt`.
         image_folder: of a pair list's photos; the list's own folder unless given.
     """
     path = Path(path)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,10 +19,11 @@ from ananet._util.defaults import DETECTOR
 from ananet.core.cameras import pixel_scaling
 from ananet.core.correspondences import Correspondences
 from ananet.datasets.base import LabelledPair, PosedImage, PosedPair
-from ananet.datasets.sources import PosedPhotos, Source, StoredPairs
+from ananet.datasets.sources import HomographyPhotos, PosedPhotos, Source, StoredPairs
 from ananet.errors import InputError
 from ananet.features import Detector, Matcher, load_matcher
 from ananet.features.stored import read_features, save_features
+from ananet.io.images import read_image
 
 if TYPE_CHECKING:
     from ananet.datasets.photos import PhotoFeatures
@@ -44,6 +47,8 @@ class MatchSettings(Settings):
     """Putative matches per keypoint: its nearest neighbours."""
     matcher: str = "nearest"
     """A name, with options if needed."""
+    hide_cameras: bool = False
+    """Leave out the camera matrices: pruners and estimators know the sizes of the images only."""
 
     def check(self) -> None:
         for name in ("longest_side", "limit"):
@@ -67,8 +72,10 @@ class MatchSettings(Settings):
         return "original size" if self.longest_side is None else f"longest side {self.longest_side}"
 
     @property
-    def thinning(self) -> str:
-        return "" if self.outlier_share is None else f", at most {self.outlier_share:.0%} of a pair's matches wrong"
+    def words(self) -> str:
+        """What else is special about the matches."""
+        thinned = "" if self.outlier_share is None else f", at most {self.outlier_share:.0%} of a pair's matches wrong"
+        return thinned + (", cameras hidden" if self.hide_cameras else "")
 
 
 class Pairs(ABC):
@@ -79,7 +86,7 @@ class Pairs(ABC):
 
     def __init__(self, source: Source, settings: MatchSettings, available: int) -> None:
         self.settings, self.available = settings, available
-        self.title, self.kind, self.has_poses = source.title, source.name, source.has_poses
+        self.title, self.kind, self.models = source.title, source.name, source.models
         count = available if settings.limit is None else min(settings.limit, available)
         self.chosen = [number * available // count for number in range(count)]
         """Numbers of the available pairs within the limit."""
@@ -100,7 +107,9 @@ class Pairs(ABC):
             raise IndexError(f"pair {number} of {len(self)}")
         number = self.chosen[number]
         pair, share = self.read(number), self.settings.outlier_share
-        return pair if share is None else with_fewer_outliers(pair, share, seed=number)
+        if share is not None:
+            pair = with_fewer_outliers(pair, share, seed=number)
+        return with_hidden_cameras(pair) if self.settings.hide_cameras else pair
 
 
 class StoredMatches(Pairs):
@@ -115,24 +124,33 @@ class StoredMatches(Pairs):
         return pair if longest_side is None else replace(pair, matches=rescaled(pair.matches, longest_side))
 
     def matching(self) -> str:
-        return f"stored matches, pixels at {self.settings.scale}{self.settings.thinning}"
+        return f"stored matches, pixels at {self.settings.scale}{self.settings.words}"
 
 
 class PhotoPairs(Pairs):
-    """Pairs of photos with known cameras. Features are computed once per photo and stored in a folder."""
+    """Pairs of photos to be matched. Features are computed once per photo and stored in a folder."""
 
     def __init__(
-        self, source: PosedPhotos, settings: MatchSettings, feature_folder: Path | None, device: str = "auto"
+        self, source: Source, settings: MatchSettings, available: int, feature_folder: Path | None, device: str
     ) -> None:
-        listed = [(scene.name, pair) for scene in source.scenes() for pair in scene.all_pairs()]
-        self.pairs: list[tuple[str, PosedPair]] = [(scene, pair) for scene, pair in listed if pair.has_baseline]
-        """Name of the scene, and the two photos."""
-        super().__init__(source, settings, len(self.pairs))
+        super().__init__(source, settings, available)
         self.feature_folder, self.device = feature_folder, device
-        # Different photos with quarter turns that the pairs within the limit use.
-        views = [view for number in self.chosen for view in self._views(self.pairs[number][1])]
-        self.views = list({self._key(*view): view for view in views}.values())
+        # Different photos that the pairs within the limit use.
+        views = [view for number in self.chosen for view in self.views_of(number)]
+        self.views = list({self.key(view): view for view in views}.values())
         self.photos = 0 if feature_folder is None else len(self.views)
+
+    @abstractmethod
+    def views_of(self, number: int) -> Sequence[Any]:
+        """Both photos of one of the available pairs."""
+
+    @abstractmethod
+    def key(self, view: Any) -> str:
+        """A name for the features of a photo."""
+
+    @abstractmethod
+    def detect(self, view: Any) -> PhotoFeatures:
+        """Compute the features of a photo."""
 
     @cached_property
     def detector(self) -> Detector:
@@ -142,21 +160,22 @@ class PhotoPairs(Pairs):
     def matcher(self) -> Matcher:
         return self.settings.load_matcher(self.device)
 
-    @staticmethod
-    def _views(pair: PosedPair) -> list[tuple[PosedImage, int]]:
-        return list(zip((pair.image0, pair.image1), pair.rotations, strict=True))
-
     def prepare(self, number: int) -> None:
         """Compute and store the features of one photo."""
-        self._features(*self.views[number])
+        self.features(self.views[number])
 
-    def read(self, number: int) -> LabelledPair:
-        scene, pair = self.pairs[number]
-        first, second = (self._features(*view) for view in self._views(pair))
-        matches = self.matcher(first.features, second.features, K0=first.K, K1=second.K)
-        name = f"{scene}/{pair.name}" if scene and not pair.name.startswith(f"{scene}/") else pair.name
-        paths = (pair.image0.path, pair.image1.path)
-        return LabelledPair.from_pose(name, matches, *pair.relative_pose(), scene, paths=paths)
+    def features(self, view: Any) -> PhotoFeatures:
+        """The features of a photo, computed unless they are stored."""
+        from ananet.datasets.photos import PhotoFeatures
+
+        path = None if self.feature_folder is None else self.feature_folder / f"{self.key(view)}.npz"
+        if path is not None and path.exists():
+            features, more = read_features(path, ("K",))
+            return PhotoFeatures(features, more["K"])
+        found = self.detect(view)
+        if path is not None:
+            save_features(path, found.features, K=found.K)
+        return found
 
     def matching(self) -> str:
         settings = self.settings
@@ -168,25 +187,77 @@ class PhotoPairs(Pairs):
             keypoints += f", {settings.neighbours} neighbours of each"
         elif settings.matcher != "nearest":
             keypoints += f", matched by {settings.matcher}"
-        return f"{keypoints}, photos at {settings.scale}{settings.thinning}"
+        return f"{keypoints}, photos at {settings.scale}{settings.words}"
 
-    def _features(self, image: PosedImage, turns: int) -> PhotoFeatures:
-        from ananet.datasets.photos import PhotoFeatures, photo_features
 
-        path = None if self.feature_folder is None else self.feature_folder / f"{self._key(image, turns)}.npz"
-        if path is not None and path.exists():
-            features, more = read_features(path, ("K",))
-            return PhotoFeatures(features, more["K"])
-        found = photo_features(image, self.detector, turns=turns, longest_side=self.settings.longest_side)
-        if path is not None:
-            save_features(path, found.features, K=found.K)
-        return found
+class PosedPhotoPairs(PhotoPairs):
+    """Pairs of photos with known cameras."""
 
-    @staticmethod
-    def _key(image: PosedImage, turns: int) -> str:
+    def __init__(
+        self, source: PosedPhotos, settings: MatchSettings, feature_folder: Path | None, device: str = "auto"
+    ) -> None:
+        listed = [(scene.name, pair) for scene in source.scenes() for pair in scene.all_pairs()]
+        self.pairs: list[tuple[str, PosedPair]] = [(scene, pair) for scene, pair in listed if pair.has_baseline]
+        """Name of the scene, and the two photos."""
+        super().__init__(source, settings, len(self.pairs), feature_folder, device)
+
+    def read(self, number: int) -> LabelledPair:
+        scene, pair = self.pairs[number]
+        first, second = map(self.features, self.views_of(number))
+        matches = self.matcher(first.features, second.features, K0=first.K, K1=second.K)
+        name = f"{scene}/{pair.name}" if scene and not pair.name.startswith(f"{scene}/") else pair.name
+        paths = (pair.image0.path, pair.image1.path)
+        return LabelledPair.from_pose(name, matches, *pair.relative_pose(), scene, paths=paths)
+
+    def views_of(self, number: int) -> Sequence[tuple[PosedImage, int]]:
+        """Both photos with their quarter turns."""
+        _, pair = self.pairs[number]
+        return list(zip((pair.image0, pair.image1), pair.rotations, strict=True))
+
+    def key(self, view: tuple[PosedImage, int]) -> str:
+        image, turns = view
         # One photo may be listed with several cameras; the camera matrix is stored with the features.
-        parts = (str(image.path.resolve()), image.K.tolist(), image.distortion, turns)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        return _hash(str(image.path.resolve()), image.K.tolist(), image.distortion, turns)
+
+    def detect(self, view: tuple[PosedImage, int]) -> PhotoFeatures:
+        from ananet.datasets.photos import photo_features
+
+        image, turns = view
+        return photo_features(image, self.detector, turns=turns, longest_side=self.settings.longest_side)
+
+
+class HomographyPhotoPairs(PhotoPairs):
+    """Pairs of photos with known homographies."""
+
+    def __init__(
+        self, source: HomographyPhotos, settings: MatchSettings, feature_folder: Path | None, device: str = "auto"
+    ) -> None:
+        self.pairs = source.pairs()
+        super().__init__(source, settings, len(self.pairs), feature_folder, device)
+
+    def read(self, number: int) -> LabelledPair:
+        pair = self.pairs[number]
+        first, second = map(self.features, self.views_of(number))
+        matches = self.matcher(first.features, second.features)
+        H = torch.from_numpy(second.K @ pair.H @ np.linalg.inv(first.K))
+        return LabelledPair.from_homography(pair.name, matches, H, pair.scene, paths=(pair.path0, pair.path1))
+
+    def views_of(self, number: int) -> Sequence[Path]:
+        return self.pairs[number].path0, self.pairs[number].path1
+
+    def key(self, view: Path) -> str:
+        return _hash(str(view.resolve()))
+
+    def detect(self, view: Path) -> PhotoFeatures:
+        from ananet.datasets.photos import PhotoFeatures, scaled_features
+
+        # Homographies belong to the pixels as they are stored.
+        pixels = read_image(view, upright=False)
+        return PhotoFeatures(*scaled_features(pixels, view, self.detector, longest_side=self.settings.longest_side))
+
+
+def _hash(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def open_pairs(
@@ -197,9 +268,12 @@ def open_pairs(
     if isinstance(source, StoredPairs):
         pairs: Pairs = StoredMatches(source, settings)
     elif isinstance(source, PosedPhotos):
-        pairs = PhotoPairs(source, settings, feature_folder, device)
+        pairs = PosedPhotoPairs(source, settings, feature_folder, device)
+    elif isinstance(source, HomographyPhotos):
+        pairs = HomographyPhotoPairs(source, settings, feature_folder, device)
     else:
-        raise InputError(f"source: expected StoredPairs or PosedPhotos, got {type(source).__name__}")
+        kinds = "StoredPairs, PosedPhotos or HomographyPhotos"
+        raise InputError(f"source: expected {kinds}, got {type(source).__name__}")
     if len(pairs) == 0:
         raise InputError(f"source: expected at least one pair, {source.path} ({source.name}) has none")
     return pairs
@@ -216,6 +290,21 @@ def with_fewer_outliers(pair: LabelledPair, share: float, seed: int) -> Labelled
     labels = {name: getattr(pair, name) for name in ("inlier", "distance", "known", "right")}
     left: dict[str, Any] = {name: None if values is None else values[mask] for name, values in labels.items()}
     return replace(pair, matches=pair.matches[mask], **left)
+
+
+def with_hidden_cameras(pair: LabelledPair) -> LabelledPair:
+    """The pair as those without cameras see it: image sizes only. The true cameras stay, for scores.
+
+    Without a size, the principal point is the centre of the image.
+    """
+    matches = pair.matches._as_tensors()
+    if matches.K0 is None or matches.K1 is None:
+        return pair
+    sizes = {
+        f"image_size{n}": size or tuple((2 * K[:2, 2] + 1).tolist())
+        for n, (size, K) in enumerate([(matches.image_size0, matches.K0), (matches.image_size1, matches.K1)])
+    }
+    return replace(pair, matches=pair.matches.replace(K0=None, K1=None, **sizes), cameras=(matches.K0, matches.K1))
 
 
 def rescaled(matches: Correspondences, longest_side: int) -> Correspondences:

@@ -13,7 +13,6 @@ from ananet.evaluation.explain import NEIGHBOURS, separation
 from ananet.evaluation.runner import Evaluation
 from ananet.networks.base import BlockView
 
-MAX_ERROR = 20.0
 INLIER_RATIO_EDGES = np.linspace(0, 1, 11)
 COLOURS = ("blue", "orange", "green", "red", "purple", "brown", "pink", "gray", "olive", "cyan")
 # Points drawn of a curve; a pooled one has one per match.
@@ -34,14 +33,19 @@ def evaluation_plots(evaluation: Evaluation) -> dict[str, np.ndarray]:
 
 
 def plot_recall(evaluation: Evaluation, estimator: str) -> np.ndarray:
-    """Recall over pose error: the areas under these curves are the AUC."""
-    figure, axis = _axis("pose error, degrees", "share of pairs")
-    at = np.linspace(0, MAX_ERROR, 201)
+    """Recall over pose error, or mean corner error: the areas under these curves are the AUC."""
+    of_plane = evaluation.model == "homography"
+    thresholds = metrics.CORNER_THRESHOLDS if of_plane else metrics.THRESHOLDS
+    figure, axis = _axis("mean corner error, px" if of_plane else "pose error, degrees", "share of pairs")
+    at = np.linspace(0, thresholds[-1], 201)
     for name, scores in evaluation.scores.items():
-        areas = "/".join(f"{area:.1f}" for area in scores.pose_summary(estimator)["auc"])
-        axis.plot(at, metrics.recall_curve(scores.errors(estimator).ravel(), at), label=f"{name} (AUC@5/10/20 {areas})")
+        errors = (scores.corner_errors if of_plane else scores.errors)(estimator)
+        auc = np.mean([metrics.pose_auc(run, thresholds) for run in errors], axis=0)
+        areas = "/".join(f"{100 * area:.1f}" for area in auc)
+        label = f"{name} (AUC@{'/'.join(f'{threshold:g}' for threshold in thresholds)} {areas})"
+        axis.plot(at, metrics.recall_curve(errors.ravel(), at), label=label)
     title = f"{evaluation.source}: {evaluation.pose_settings.describe(estimator)}\n{evaluation.matching}"
-    return _finished(figure, axis, title, "lower right", MAX_ERROR)
+    return _finished(figure, axis, title, "lower right", thresholds[-1])
 
 
 def plot_f1(evaluation: Evaluation) -> np.ndarray:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from ananet._util.tables import count, format_table
-from ananet.core.metrics import THRESHOLDS
+from ananet.core.metrics import CORNER_THRESHOLDS, THRESHOLDS
 from ananet.datasets.base import SHARE_GROUPS
 from ananet.errors import InputError
 from ananet.evaluation.explain import NEIGHBOURS
 from ananet.evaluation.predictions import installed_versions
 from ananet.evaluation.runner import Evaluation
-from ananet.evaluation.scoring import COLUMNS, MAX_FALSE_MATCHES, TRUTH_COLUMNS, PrunerScores
+from ananet.evaluation.scoring import COLUMNS, MAX_FALSE_MATCHES, MODEL_WORDS, TRUTH_COLUMNS, PrunerScores
 from ananet.io.files import write_json
 
 Rows = list[dict[str, Any]]
@@ -63,15 +63,44 @@ def pose_table(evaluation: Evaluation, estimator: str) -> Rows:
     return rows
 
 
+def homography_table(evaluation: Evaluation, estimator: str) -> Rows:
+    """AUC of the mean corner error, in percent."""
+    rows = []
+    for name, scores in evaluation.scores.items():
+        summary = scores.homography_summary(estimator)
+        titles = (f"AUC@{threshold:g} px" for threshold in CORNER_THRESHOLDS)
+        row = {"pruner": name, **dict(zip(titles, summary["auc"], strict=True))}
+        if summary["auc_deviation"]:
+            row["+/-"] = "/".join(f"{number:.1f}" for number in summary["auc_deviation"])
+        rows.append(row | {"failures": summary["failures"]})
+    return rows
+
+
+def model_table(evaluation: Evaluation, estimator: str) -> Rows:
+    """The table of poses or of homographies."""
+    return (homography_table if evaluation.model == "homography" else pose_table)(evaluation, estimator)
+
+
+def _main_auc(evaluation: Evaluation, scores: PrunerScores, estimator: str) -> dict[str, float]:
+    """The one AUC that stands for all: of poses at 5 degrees, of homographies at 3 pixels."""
+    if evaluation.model == "homography":
+        return {"AUC@3 px": scores.homography_summary(estimator)["auc"][CORNER_THRESHOLDS.index(3.0)]}
+    return {"AUC@5": scores.pose_summary(estimator)["auc"][0]}
+
+
 def scores_by_scene(evaluation: Evaluation) -> Rows:
-    """F1 and AUC@5 by scene and pruner."""
+    """F1 and AUC@5, of homographies AUC@3 px, by scene and pruner."""
     rows = []
     for scene in dict.fromkeys(evaluation.scenes):
         chosen = [number for number, name in enumerate(evaluation.scenes) if name == scene]
         for name, scores in evaluation.scores.items():
             own = scores.only(chosen)
             row = {"scene": scene, "pairs": len(chosen), "pruner": name, "F1": own.column("f1").mean()}
-            auc = {f"{name} AUC@5": round(own.pose_summary(name)["auc"][0], 1) for name in evaluation.estimators}
+            auc = {
+                f"{estimator} {title}": round(value, 1)
+                for estimator in evaluation.estimators
+                for title, value in _main_auc(evaluation, own, estimator).items()
+            }
             rows.append(row | auc)
     return rows
 
@@ -139,7 +168,7 @@ def report(evaluation: Evaluation, style: str = "text", by_scene: bool = False) 
 
     Args:
         style: "text" or "markdown".
-        by_scene: add F1 and AUC@5 by scene.
+        by_scene: add F1 and AUC@5 (of homographies AUC@3 px) by scene.
     """
     parts = [describe(evaluation)]
     if evaluation.names:
@@ -149,12 +178,14 @@ def report(evaluation: Evaluation, style: str = "text", by_scene: bool = False) 
         parts.append(_titled(title, truth, style))
     failures = 0
     for estimator in evaluation.estimators:
-        rows = pose_table(evaluation, estimator)
+        rows = model_table(evaluation, estimator)
         failures += sum(row["failures"] for row in rows)
-        title = f"Pose: {evaluation.pose_settings.describe(estimator)}; {evaluation.matching}"
-        parts.append(_titled(title, rows, style, decimals=1))
+        settings = f"{evaluation.pose_settings.describe(estimator)}; {evaluation.matching}"
+        parts.append(_titled(f"{MODEL_WORDS[evaluation.model]}: {settings}", rows, style, decimals=1))
     if not evaluation.estimators and evaluation.names:
-        parts.append("This source has no poses: estimators were not run.")
+        parts.append("This source has no poses or homographies: estimators were not run.")
+    elif failures and evaluation.model == "homography":
+        parts.append("Failures (no homography found) have an infinite error.")
     elif failures:
         parts.append("Failures (fewer than 9 matches kept, or no pose found) count as 180 degrees.")
     if by_share := share_table(evaluation):
@@ -250,10 +281,11 @@ def reports_as_json(evaluations: Sequence[Evaluation], table: int | None = None)
             "matches": evaluation.matching,
             "reused_predictions": list(evaluation.reused),
             "inlier_ratio": _inlier_ratio(evaluation),
+            "model": evaluation.model if evaluation.estimators else None,
             "estimators": {name: evaluation.pose_settings.describe(name) for name in evaluation.estimators},
             "pruners": {
                 name: scores.matches_summary()
-                | {"poses": {estimator: scores.pose_summary(estimator) for estimator in evaluation.estimators}}
+                | _by_model(evaluation, {e: _summary(evaluation, scores, e) for e in evaluation.estimators})
                 for name, scores in evaluation.scores.items()
             },
             "by_scene": scores_by_scene(evaluation),
@@ -262,6 +294,24 @@ def reports_as_json(evaluations: Sequence[Evaluation], table: int | None = None)
         }
         for evaluation in evaluations
     ]
+
+
+def _by_model(evaluation: Evaluation, values: dict[str, Any]) -> dict[str, Any]:
+    """Values by estimator, under the name of what was estimated."""
+    return {"homographies" if evaluation.model == "homography" else "poses": values}
+
+
+def _summary(evaluation: Evaluation, scores: PrunerScores, estimator: str) -> dict[str, Any]:
+    of_plane = evaluation.model == "homography"
+    return scores.homography_summary(estimator) if of_plane else scores.pose_summary(estimator)
+
+
+def _errors(evaluation: Evaluation, scores: PrunerScores, estimator: str) -> dict[str, Any]:
+    """Errors of every pair by run; None where there is no homography."""
+    if evaluation.model == "homography":
+        return {"corner_error": [_or_none(row, 4) for row in scores.corner_errors(estimator)]}
+    parts = ("rotation", "translation")
+    return {f"{part}_error": scores.errors(estimator, part).round(4).tolist() for part in parts}
 
 
 def _depth_as_json(evaluation: Evaluation) -> dict[str, Any]:
@@ -295,14 +345,14 @@ def scores_as_json(evaluation: Evaluation) -> dict[str, Any]:
                 "network": evaluation.pruners[name].network,
                 "summary": scores.matches_summary(),
                 "pairs": {column: scores.column(column).round(6).tolist() for column in COLUMNS},
-                "poses": {
-                    estimator: {"summary": scores.pose_summary(estimator)}
-                    | {
-                        f"{part}_error": scores.errors(estimator, part).round(4).tolist()
-                        for part in ("rotation", "translation")
-                    }
-                    for estimator in evaluation.estimators
-                },
+                **_by_model(
+                    evaluation,
+                    {
+                        estimator: {"summary": _summary(evaluation, scores, estimator)}
+                        | _errors(evaluation, scores, estimator)
+                        for estimator in evaluation.estimators
+                    },
+                ),
             }
             for name, scores in evaluation.scores.items()
         },
@@ -324,8 +374,8 @@ def _depth_of_pairs_as_json(evaluation: Evaluation) -> dict[str, Any]:
     return found
 
 
-def _or_none(values: np.ndarray) -> list[float | None]:
-    return [None if np.isnan(value) else round(float(value), 6) for value in values]
+def _or_none(values: np.ndarray, decimals: int = 6) -> list[float | None]:
+    return [round(float(value), decimals) if np.isfinite(value) else None for value in values]
 
 
 def write_scores(path: str | Path, evaluations: Sequence[Evaluation]) -> None:

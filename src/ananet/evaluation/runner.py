@@ -36,6 +36,7 @@ from ananet.datasets.base import LabelledPair
 from ananet.datasets.sources import SOURCES, Source, open_source
 from ananet.errors import InputError
 from ananet.estimators import ESTIMATORS
+from ananet.estimators.base import Model
 from ananet.evaluation.explain import inlier_neighbours
 from ananet.evaluation.pairs import MatchSettings, PhotoPairs, open_pairs
 from ananet.evaluation.predictions import (
@@ -138,12 +139,17 @@ class Evaluation:
     scores: dict[str, PrunerScores]
     """By pruner."""
     estimators: tuple[str, ...]
-    """The estimators that ran: none on a source without poses."""
+    """The estimators that ran: none on a source without a true model."""
     reused: tuple[str, ...] = ()
     """Pruners that did not run because all their predictions were stored."""
 
     def __repr__(self) -> str:
         return f"Evaluation({self.source}: {len(self.names)} pairs, pruners {', '.join(self.pruners)})"
+
+    @property
+    def model(self) -> Model:
+        """What the estimators look for."""
+        return self.pose_settings.model
 
     @property
     def knows_depth(self) -> bool:
@@ -264,6 +270,7 @@ def evaluate(
     sources: str | Path | Source | Sequence[str | Path | Source],
     pruners: str | Sequence[str] = PRUNER,
     *,
+    model: Model | None = None,
     estimators: str | Sequence[str] = REPORTED_ESTIMATORS,
     protocol: str = "plain",
     pose_threshold: float | None = None,
@@ -283,13 +290,16 @@ def evaluate(
     workers: int | None = None,
     progress: bool = True,
 ) -> list[Evaluation]:
-    """Run pruners on pairs with known truth, and score the matches they keep and the poses that follow.
+    """Run pruners on pairs with known truth, and score the matches they keep and the poses or homographies that follow.
 
     Worker processes import the calling script: call this under `if __name__ == "__main__":`.
 
     Args:
         sources: one or several arguments of `ananet.datasets.open_source`.
         pruners: names or weight files.
+        model: what estimators look for: "essential" or "fundamental" where poses are known, "homography" where
+            homographies are; None for the first of these that the source knows. With "fundamental", cameras are hidden
+            from pruners and estimators, and used to turn the fundamental matrix into a pose for scoring.
         estimators: names, with options if needed.
         protocol: "plain" (each estimator's own threshold at original size), "yfcc" (1 px at longest side 1600,
             confidence 0.99999) or "sun3d" (0.001 in calibrated coordinates, confidence 0.99). The last two have the
@@ -323,6 +333,7 @@ def evaluate(
     pose_settings, own = protocol_settings(
         protocol, estimators=_several(estimators), threshold=pose_threshold, confidence=confidence, repeats=repeats
     )
+    models = [_model_of(source, model) for source in opened]
     names = _several(own.get("detector", DETECTOR) if detectors is None else detectors)
     if not names or len(set(names)) < len(names):
         raise InputError(f"detectors: expected different ones, got {', '.join(names) or 'none'}")
@@ -332,15 +343,27 @@ def evaluate(
     by_detector = {name: MatchSettings(**own | {"detector": name}) for name in names}
     choices = choose_pruners(_several(pruners))
     evaluations = []
-    for source in opened:
-        for name, match_settings in by_detector.items():
+    for source, chosen in zip(opened, models, strict=True):
+        posing = replace(pose_settings, model=chosen)
+        for name, plain in by_detector.items():
+            match_settings = replace(plain, hide_cameras=chosen == "fundamental")
             folder = None if prediction_folder is None else Path(prediction_folder)
             if folder is not None:
                 folder = folder / (source.title if len(opened) > 1 else "") / (name if len(names) > 1 else "")
-            found = _run(source, choices, match_settings, pose_settings, folder, neighbours, device, workers, progress)
+            found = _run(source, choices, match_settings, posing, folder, neighbours, device, workers, progress)
             title = f"{source.title}-{name}" if len(names) > 1 else source.title
             evaluations.append(replace(found, source=title))
     return evaluations
+
+
+def _model_of(source: Source, model: Model | None) -> Model:
+    """What to estimate on a source; where it knows no model, no estimator runs."""
+    if model is None:
+        return source.models[0] if source.models else "essential"
+    if model not in source.models:
+        known = " or ".join(source.models) or "none, for which only matches are scored"
+        raise InputError(f"model: expected {known}, as {source.path} ({source.name}) tells no other, got {model!r}")
+    return model
 
 
 def _several(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -414,7 +437,7 @@ def _run(
         {choice.name: choice for choice in choices},
         predictions,
         {name: _pruner_scores(name, usual, empty) for name in origins},
-        pose_settings.estimators if pairs.has_poses and usual else (),
+        pose_settings.estimators if pairs.models and usual else (),
         tuple(store.complete),
     )
 

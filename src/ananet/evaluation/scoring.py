@@ -1,11 +1,11 @@
-"""Scores of predictions: precision and recall of the kept matches, and errors of the pose estimated from them."""
+"""Scores of predictions: precision and recall of the kept matches, and errors of the model estimated from them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -13,14 +13,14 @@ import torch
 from ananet._util.checks import Settings, check_positive, check_probability, check_whole_number
 from ananet._util.defaults import PAPER_DETECTOR, PAPER_KEYPOINTS, REPORTED_ESTIMATORS
 from ananet._util.names import split_options
-from ananet.core import metrics
-from ananet.core.cameras import mean_focal
+from ananet.core import geometry, metrics
+from ananet.core.cameras import calibrate, mean_focal
 from ananet.core.correspondences import Correspondences
 from ananet.core.metrics import PoseError
 from ananet.datasets.base import LabelledPair
 from ananet.errors import InputError
-from ananet.estimators import Estimator, load_estimator
-from ananet.estimators.base import IN_WORDS, one_to_one
+from ananet.estimators import Estimator, Fundamental, Pose, load_estimator
+from ananet.estimators.base import IN_WORDS, Model, one_to_one
 from ananet.evaluation.predictions import Prediction
 from ananet.twoview.overlap import check_overlap
 
@@ -32,9 +32,17 @@ TRUTH_COLUMNS = ("true_precision", "true_recall")
 MAX_FALSE_MATCHES = 15
 
 
+# What is estimated, as titles of tables say it.
+MODEL_WORDS: dict[Model, str] = {
+    "essential": "Pose",
+    "fundamental": "Pose from the fundamental matrix, true cameras in scoring only",
+    "homography": "Homography, mean corner error in px",
+}
+
+
 @dataclass(frozen=True)
 class PoseSettings(Settings):
-    """Settings of pose estimation."""
+    """Settings of pose estimation, or of that of homographies."""
 
     estimators: tuple[str, ...] = REPORTED_ESTIMATORS
     """Names, with options if needed; these override the ones below."""
@@ -47,8 +55,16 @@ class PoseSettings(Settings):
     repeats: int = 1
     """How often each pose is estimated, from matches in another order each time. AUC over some hundred hard pairs
     differs by a point or two between runs."""
+    model: Model = "essential"
+    """What is estimated. With "fundamental", pruners and estimators see no cameras, and the pose follows from the
+    fundamental matrix and the true cameras."""
 
     def check(self) -> None:
+        if self.model not in get_args(Model):
+            raise InputError(f"model: expected one of {', '.join(get_args(Model))}, got {self.model!r}")
+        if self.calibrated and self.model != "essential":
+            unit = "a threshold in pixels, as without cameras there is no other"
+            raise InputError(f"threshold: expected {unit}, got one in calibrated coordinates")
         if self.threshold is not None:
             check_positive("threshold", self.threshold)
         elif self.calibrated:
@@ -75,10 +91,12 @@ class PoseSettings(Settings):
         name, given = split_options(estimator, "estimator")
         loaded, named = self.load(estimator), ("threshold", "confidence", "match_selection")
         own = "".join(f", {key} {value}" for key, value in given.items() if key not in named)
-        unit = "in calibrated coordinates" if self.calibrated and "threshold" not in given else "px / mean focal length"
+        unit = "px / mean focal length" if self.model == "essential" else "px"
+        if self.calibrated and "threshold" not in given:
+            unit = "in calibrated coordinates"
         confidence = "its default" if loaded.confidence is None else f"{loaded.confidence:.15g}"
         more = own + (f", mean of {self.repeats} runs" if self.repeats > 1 else "")
-        settings = loaded.settings("essential")
+        settings = loaded.settings(self.model)
         matches = IN_WORDS[settings.match_selection]
         return f"{name}, threshold {settings.threshold:g} {unit}, confidence {confidence}, {matches}{more}"
 
@@ -104,16 +122,51 @@ def pose_error(
     pair: LabelledPair, prediction: Prediction, estimator: str, settings: PoseSettings, repeat: int = 0
 ) -> PoseError:
     """Error of the pose of the kept matches, in their order or, from repeat 1 on, shuffled with the repeat as seed."""
+    loaded, used = _handed_over(pair, prediction, estimator, settings, repeat)
+    if len(used) < MIN_MATCHES:
+        return PoseError.of_failure()
+    if settings.model == "fundamental":
+        return pair.pose_error(_pose_with_cameras(pair, used, loaded.fundamental(used)))
+    return pair.pose_error(loaded.pose(used))
+
+
+def homography_error(
+    pair: LabelledPair, prediction: Prediction, estimator: str, settings: PoseSettings, repeat: int = 0
+) -> float:
+    """Mean corner error of the homography of the kept matches, in pixels; infinite if none was found."""
+    loaded, used = _handed_over(pair, prediction, estimator, settings, repeat)
+    found = loaded.homography(used)
+    return pair.corner_error(None if found is None else found.H)
+
+
+def _handed_over(
+    pair: LabelledPair, prediction: Prediction, estimator: str, settings: PoseSettings, repeat: int
+) -> tuple[Estimator, Correspondences]:
+    """The estimator, and the kept matches that it takes, shuffled from repeat 1 on."""
     import cv2
 
     loaded = settings.load(estimator, pair.matches)
-    used = pair.matches[loaded.taken(pair.matches, prediction)]
+    used = pair.matches[loaded.taken(pair.matches, prediction, settings.model)]
     if repeat:
         used = used[np.random.default_rng(repeat).permutation(len(used))]
-    if len(used) < MIN_MATCHES:
-        return PoseError.of_failure()
     cv2.setRNGSeed(0)  # some estimators draw from OpenCV's global generator
-    return pair.pose_error(loaded.pose(used))
+    return loaded, used
+
+
+def _pose_with_cameras(pair: LabelledPair, matches: Correspondences, found: Fundamental | None) -> Pose | None:
+    """The pose that a fundamental matrix means for the true cameras, with most matches in front of both."""
+    assert pair.cameras is not None
+    if found is None:
+        return None
+    K0, K1 = (K.double().cpu() for K in pair.cameras)
+    E = geometry.essential_from_fundamental(torch.as_tensor(found.F).double().cpu(), K0, K1)
+    if not E.isfinite().all():
+        return None
+    inliers = torch.as_tensor(found.inliers).cpu()
+    near = inliers if inliers.any() else torch.ones_like(inliers)
+    points = (torch.from_numpy(points)[near] for points in matches.numpy_points())
+    R, t, _ = geometry.recover_pose(E, *(calibrate(p, K) for p, K in zip(points, (K0, K1), strict=True)))
+    return Pose(R, t, inliers)
 
 
 @dataclass(frozen=True)
@@ -132,20 +185,26 @@ class PairScore:
     """Share of right ones among the kept matches whose truth is known; NaN if there are none."""
     true_recall: float = math.nan
     """Share of kept ones among the matches known to be right; NaN if there are none."""
+    homographies: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By estimator, mean corner errors in pixels, one for each repeat, infinite where none was found; empty if poses
+    are estimated."""
 
 
 def score_pair(pair: LabelledPair, prediction: Prediction, settings: PoseSettings) -> PairScore:
-    inlier = pair.inlier.numpy()
+    inlier, of_plane = pair.inlier.numpy(), settings.model == "homography"
+
+    def errors(measure: Callable[..., Any], known: bool) -> dict[str, list[Any]]:
+        runs = range(settings.repeats)
+        named = settings.estimators if known else ()
+        return {name: [measure(pair, prediction, name, settings, n) for n in runs] for name in named}
+
     return PairScore(
         int(prediction.mask.sum()),
         *metrics.precision_recall_f1(prediction.mask, inlier),
         metrics.average_precision(prediction.logits, inlier),
-        {
-            estimator: [pose_error(pair, prediction, estimator, settings, n) for n in range(settings.repeats)]
-            for estimator in settings.estimators
-            if pair.R is not None
-        },
+        errors(pose_error, pair.R is not None and not of_plane),
         *true_precision_recall(pair, prediction.mask),
+        errors(homography_error, pair.H is not None and of_plane),
     )
 
 
@@ -209,6 +268,10 @@ class PrunerScores:
         rows = [[getattr(error, part) for error in pair.poses[estimator]] for pair in self.pairs]
         return np.array(rows, np.float64).T
 
+    def corner_errors(self, estimator: str) -> np.ndarray:
+        """[repeats x P] mean corner errors of homographies in pixels."""
+        return np.array([pair.homographies[estimator] for pair in self.pairs], np.float64).T
+
     def only(self, chosen: Sequence[int]) -> PrunerScores:
         """The scores of some of the pairs."""
         return replace(self, pairs=[self.pairs[number] for number in chosen])
@@ -245,4 +308,14 @@ class PrunerScores:
             **{f"{p}_auc": percent(metrics.pose_auc, p).mean(0).tolist() for p in ("rotation", "translation")},
             "map": percent(metrics.binned_map).mean(0).tolist(),
             "failures": sum(any(error.failed for error in pair.poses[estimator]) for pair in self.pairs),
+        }
+
+    def homography_summary(self, estimator: str) -> dict[str, Any]:
+        """AUC of the mean corner error in percent, mean over repeats and deviation between them; number of failures."""
+        errors = self.corner_errors(estimator)
+        auc = 100 * np.array([metrics.pose_auc(row, metrics.CORNER_THRESHOLDS) for row in errors])
+        return {
+            "auc": auc.mean(0).tolist(),
+            "auc_deviation": auc.std(0, ddof=1).tolist() if len(auc) > 1 else None,
+            "failures": int(np.isinf(errors).any(axis=0).sum()),
         }

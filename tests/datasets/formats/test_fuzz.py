@@ -14,7 +14,8 @@ import pytest
 from ananet import InputError
 from ananet.datasets.base import join
 from ananet.datasets.formats.colmap import read_posed_scene
-from ananet.datasets.formats.labelled import read_case
+from ananet.datasets.formats.homographies import read_scene as read_planes
+from ananet.datasets.formats.labelled import read_case, read_plane_matches
 from ananet.datasets.formats.pairlists import read_megadepth, read_pair_list
 from ananet.datasets.formats.shards import PairShards, write_index, write_table
 from ananet.evaluation.predictions import Prediction, Predictions, PredictionStore, read_predictions, write_predictions
@@ -23,6 +24,7 @@ from ananet.training.checkpoint import load_checkpoint, save_checkpoint
 from ananet.training.settings import TrainSettings
 from tests.datasets.formats import test_colmap, test_labelled, test_pairlists
 from tests.datasets.formats.test_shards import scene, table_of
+from tests.datasets.planes import write_plane_matches, write_planes
 from tests.evaluation.test_predictions import ORIGIN
 from tests.mutations import (
     Mutation,
@@ -151,6 +153,15 @@ def read_pairs(pairs: list[Any]) -> None:
         assert pair.relative_pose()[0].isfinite().all()
 
 
+def read_homographies(folder: Path) -> None:
+    for pair in read_planes(folder / "wall"):
+        assert np.isfinite(np.linalg.inv(pair.H)).all()
+
+
+def read_matches_of_a_plane(folder: Path) -> None:
+    assert len(read_plane_matches(folder / "a_pts.txt").inlier) >= 4
+
+
 CASE = tuple(f"case/{name}.txt" for name in ("1key_location", "2key_location", "match_idx", "gt_location"))
 COLMAP = "place/sparse/"
 FORMATS = {
@@ -173,6 +184,12 @@ FORMATS = {
     "views": Format(write_views, ("views.txt", "pairs.txt"), TEXT, lambda folder: read_pairs(read_megadepth(folder))),
     "MULTI": Format(
         lambda folder: test_labelled.write_case(folder / "case"), CASE, TEXT, lambda folder: read_case(folder / "case")
+    ),
+    "homographies": Format(
+        lambda folder: write_planes(folder / "wall"), ("wall/H1to2p", "wall/H1to3p"), TEXT, read_homographies
+    ),
+    "matches of planes": Format(
+        lambda folder: write_plane_matches(folder / "a_pts.txt"), ("a_pts.txt",), TEXT, read_matches_of_a_plane
     ),
     "COLMAP text": Format(
         write_text_scene, (COLMAP + "cameras.txt", COLMAP + "images.txt", "place/pairs.txt"), TEXT, read_scene

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from ananet.datasets.formats.labelled import LabelledMatches, MULTICases, read_case
+from ananet.datasets.formats.labelled import LabelledMatches, MULTICases, PlaneMatches, read_case, read_plane_matches
 from ananet.datasets.sources import open_source, open_stored_pairs
 from ananet.errors import InputError
+from tests.datasets.planes import write_plane_matches
 
 POINTS = np.arange(10.0).reshape(5, 2)
 
@@ -140,3 +141,49 @@ def test_missing_things(tmp_path: Path) -> None:
     (case / "B.JPG").unlink()
     with pytest.raises(InputError, match="two JPEG"):
         read_case(case)
+
+
+def test_matches_of_a_plane_are_labelled_anew(tmp_path: Path) -> None:
+    path = write_plane_matches(tmp_path / "evd" / "cat_pts.txt")
+    pair = read_plane_matches(path)
+    assert (pair.name, pair.scene, pair.paths) == ("cat", "evd", None)
+    assert pair.inlier.tolist() == [True] * 40 + [False] * 20, "also those labelled 0 that lie on the plane"
+    assert pair.matches.image_size0 == tuple(pair.matches.points0.max(axis=0) + 1)
+    for side, shape in (("A", (240, 320)), ("B", (250, 340))):
+        cv2.imwrite(str(path.with_name(f"cat{side}.png")), np.zeros(shape, np.uint8))
+    pair = read_plane_matches(path)
+    assert (pair.matches.image_size0, pair.matches.image_size1) == ((320, 240), (340, 250))
+    assert pair.paths is not None and [photo.name for photo in pair.paths] == ["catA.png", "catB.png"]
+
+
+def test_the_matches_of_planes_in_a_folder(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write_plane_matches(tmp_path / f"{name}_pts.txt")
+    (tmp_path / "readme.txt").write_text("")
+    source = open_source(tmp_path)
+    assert isinstance(source, PlaneMatches) and source.models == ()
+    assert [pair.name for pair in source] == ["a", "b"]
+    one = open_source(tmp_path / "a_pts.txt")
+    assert isinstance(one, PlaneMatches) and len(one) == 1
+    with pytest.raises(InputError, match="holds none"):
+        PlaneMatches(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected at least 4 matches with label 1, got 0"),
+        ("1 2 3 4 1\n" * 3, "expected at least 4 matches with label 1, got 3"),
+        ("1 2 3 1\n", "a last column of 0 or 1"),
+        ("1 2 3 4\n", "a last column of 0 or 1"),
+        ("1 2 3 4 0.7\n", "a last column of 0 or 1"),
+        ("1 2 3 nan 1\n", "expected finite x0 y0 x1 y1"),
+        ("1 2 x 4 1\n", "expected x0 y0 x1 y1"),
+        ("1 2 3 4 1\n" * 8, "a_pts.txt: expected matches"),
+        ("0 0 0 0 1\n9 0 900 0 1\n9 9 9 9 1\n0 9 0 900 1\n4 3 70 2 1\n1 8 5 300 1\n", "within 10 px of one homography"),
+    ],
+)
+def test_broken_matches_of_planes(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a_pts.txt").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_plane_matches(tmp_path / "a_pts.txt")
