@@ -24,17 +24,21 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-# Forms of the context with numbers of seeds, and the bars: share of the reference, growth from 2048 to 8192.
-VARIANTS = {
-    "linear": ("linear", 0, 0.22, 16),
-    "quadratic": ("quadratic", 0, 0.22, 16),
-    "linear, 256 seeds": ("linear", 256, 0.06, 4.5),
-    "linear, 128 seeds": ("linear", 128, 0.06, 4.5),
+SMALL = {"width": 32, "heads": 1, "blocks": 3}
+# Settings of networks, and the bars: share of the reference's time, growth from 2048 to 8192.
+VARIANTS: dict[str, tuple[dict[str, Any], float, float]] = {
+    "linear": ({}, 0.22, 16),
+    "quadratic": ({"form": "quadratic"}, 0.22, 16),
+    "256 seeds": ({"seeds": 256}, 0.06, 4.5),
+    "128 seeds": ({"seeds": 128}, 0.06, 4.5),
+    # Of the time of the default network, a quarter of the reference's: .03.
+    "small, 128 seeds": ({**SMALL, "seeds": 128}, 0.0075, 4.5),
+    "small, 64 seeds": ({**SMALL, "seeds": 64}, 0.0075, 4.5),
 }
 
 
-def times(form: str, seeds: int, length: int, threads: int, runs: int, reference_too: bool) -> dict[str, float]:
-    """Median milliseconds of the whole network, batch 1; the reference attends to all matches."""
+def times(settings: dict[str, Any], length: int, threads: int, runs: int, reference_too: bool) -> dict[str, float]:
+    """Median milliseconds of the whole network, batch 1; the reference is the paper's and attends to all matches."""
     import torch
 
     from ananet.attention.second_order import VARIABLE
@@ -42,8 +46,8 @@ def times(form: str, seeds: int, length: int, threads: int, runs: int, reference
     from ananet.networks import ANANet, ANANetSettings
 
     torch.set_num_threads(threads)
-    network = ANANet(ANANetSettings(form=form)).eval()  # type: ignore[arg-type]
-    engine = engine_for(ANANet(ANANetSettings(form=form, seeds=seeds)), torch.device("cpu"))  # type: ignore[arg-type]
+    network = ANANet(ANANetSettings(form=settings.get("form", "linear"))).eval()
+    engine = engine_for(ANANet(ANANetSettings(**settings)), torch.device("cpu"))
     taken: dict[str, list[float]] = {"engine": [], "reference": []}
     for _ in range(runs + 1):
         matches = torch.rand(1, length, 4) * 2 - 1
@@ -60,14 +64,28 @@ def times(form: str, seeds: int, length: int, threads: int, runs: int, reference
     return {name: statistics.median(seconds[1:]) * 1000 for name, seconds in taken.items() if seconds}
 
 
-def peak_megabytes(form: str, seeds: int, length: int) -> float:
+def nearest_neighbour_milliseconds(count: int, threads: int, runs: int) -> float:
+    """Median of the two nearest neighbours of so many descriptors among as many others, 128 numbers each."""
+    import torch
+
+    torch.set_num_threads(threads)
+    taken = []
+    for _ in range(runs + 1):
+        descriptors = torch.randn(2, count, 128)
+        begin = time.perf_counter()
+        (descriptors[0] @ descriptors[1].T).topk(2, dim=1)
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken[1:]) * 1000
+
+
+def peak_megabytes(settings: dict[str, Any], length: int) -> float:
     """Peak memory of one run over that of the process with the engine ready."""
     import torch
 
     from ananet.inference import engine_for
     from ananet.networks import ANANet, ANANetSettings
 
-    engine = engine_for(ANANet(ANANetSettings(form=form, seeds=seeds)), torch.device("cpu"))  # type: ignore[arg-type]
+    engine = engine_for(ANANet(ANANetSettings(**settings)), torch.device("cpu"))
     engine(torch.rand(1, 16, 4), None)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     engine(torch.rand(1, length, 4), None)
@@ -110,9 +128,11 @@ def bars(results: dict[str, Any]) -> Iterator[str]:
     """The targets beside what was reached."""
     for name, values in results.items():
         if "ratio" in values:
-            _, _, ratio, growth = VARIANTS[name.rpartition(", ")[0]]
-            yield f"{name + ', of the reference at 2048':46} {values['ratio']:8.2f}   bar {ratio}"
+            _, ratio, growth = VARIANTS[name.rpartition(", ")[0]]
+            yield f"{name + ', of the reference at 2048':46} {values['ratio']:8.4f}   bar {ratio}"
             yield f"{name + ', growth from 2048 to 8192':46} {values['growth 2048 to 8192']:8.1f}   bar {growth}"
+            of_neighbours = values["engine 8192 ms"] / values["nearest neighbours 8192 ms"]
+            yield f"{name + ', of nearest neighbours at 8192':46} {of_neighbours:8.2f}   bar 0.6 with seeds"
         if "above idle" in values:
             yield f"{name:46} {values['above idle']:8.1f}   bar 400"
         if "match" in values:
@@ -132,18 +152,20 @@ def main() -> None:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             return pool.submit(function, *arguments).result()
 
-    for name, (form, seeds, *_) in () if given.command else VARIANTS.items():
+    for name, (settings, *_) in () if given.command else VARIANTS.items():
         for threads in (1, 2):
-            small = alone(times, form, seeds, 2048, threads, 7, True)
-            large = alone(times, form, seeds, 8192, threads, 3, False)
+            small = alone(times, settings, 2048, threads, 7, True)
+            large = alone(times, settings, 8192, threads, 3, False)
+            neighbours = alone(nearest_neighbour_milliseconds, 8192, threads, 3)
             results[f"{name}, {threads} threads"] = {
                 "engine 2048 ms": small["engine"],
                 "reference 2048 ms": small["reference"],
                 "ratio": small["engine"] / small["reference"],
                 "engine 8192 ms": large["engine"],
                 "growth 2048 to 8192": large["engine"] / small["engine"],
+                "nearest neighbours 8192 ms": neighbours,
             }
-        results[f"{name}, peak MB at 8192"] = {"above idle": alone(peak_megabytes, form, seeds, 8192)}
+        results[f"{name}, peak MB at 8192"] = {"above idle": alone(peak_megabytes, settings, 8192)}
     results["command, s"] = command_seconds()
     if given.results is not None:
         given.results.write_text(json.dumps(results, indent=1))

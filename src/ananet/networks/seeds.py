@@ -49,4 +49,5 @@ def place_on_curve(points: Tensor) -> Tensor:
     cells = ((points.double() / MAX_COORDINATE + 1) * 2 ** (BITS - 1)).clamp(0, 2**BITS - 1).long()
     for shift, kept in SPREAD:
         cells = (cells + cells * 2**shift) & kept
-    return (cells * cells.new_tensor([8, 4, 2, 1])).sum(-1)
+    x0, y0, x1, y1 = cells.unbind(-1)
+    return 8 * x0 + 4 * y0 + 2 * x1 + y1
