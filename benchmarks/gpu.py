@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ananet.attention import second_order_attention
+from ananet.attention import Seeds, second_order_attention, seeded_attention
 from ananet.attention.second_order import VARIABLE
 from ananet.core.conflicts import penalize_conflicts
 from ananet.inference import engine_for
@@ -50,7 +50,8 @@ def check_attention(precision: str) -> list[dict[str, Any]]:
     """Errors of the fused op over those of plain PyTorch, for every output and gradient."""
     dtype, torch.backends.cuda.matmul.allow_tf32 = PRECISIONS[precision]
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills fresh memory with NaN
-    cases = [
+    # Shape, form, whether values are keys, whether there is a mask; and how many seeds, if any.
+    cases: list[tuple[Any, ...]] = [
         ((2, 4, 509, 32), "quadratic", True, True),
         ((2, 2, 333, 32), "linear", False, False),
         ((1, 2, 1, 32), "linear", True, False),
@@ -62,6 +63,10 @@ def check_attention(precision: str) -> list[dict[str, Any]]:
         ((2, 2, 200, 32), None, True, False),
         ((1, 2, 300, 32), "cubic", True, True),
         ((1, 2, 0, 32), "linear", True, False),
+        ((2, 4, 509, 32), "quadratic", True, True, 70),
+        ((1, 2, 300, 32), "linear", False, False, 33),
+        ((3, 4, 257, 32), "linear", True, True, 257),
+        ((1, 2, 190, 24), None, True, False, 1),
     ]
     if precision == "tf32":  # cuBLAS leaves tf32 for float32 where rows are not aligned: no comparison there
         cases = [((*shape[:2], shape[2] // 4 * 4, shape[3]), *rest) for shape, *rest in cases]
@@ -69,7 +74,13 @@ def check_attention(precision: str) -> list[dict[str, Any]]:
 
 
 def check_case(
-    precision: str, dtype: torch.dtype, shape: tuple[int, ...], form: Any, shared: bool, masked: bool
+    precision: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    form: Any,
+    shared: bool,
+    masked: bool,
+    seeds: int = 0,
 ) -> dict[str, Any]:
     batch, _, length, _ = shape
     inputs = [torch.randn(shape, device=DEVICE).to(dtype) for _ in range(3)]
@@ -78,6 +89,11 @@ def check_case(
         lengths = torch.linspace(length, length // 3, batch, device=DEVICE).round()
         mask = torch.arange(length, device=DEVICE) < lengths[:, None]
         mask &= torch.rand(batch, length, device=DEVICE) < 0.9
+    groups = None
+    if seeds:
+        group = torch.randint(seeds, (batch, length), device=DEVICE)
+        real = torch.ones(batch, length, device=DEVICE) if mask is None else mask.float()
+        groups = Seeds(group, torch.zeros(batch, seeds, device=DEVICE).scatter_add(1, group, real))
     grad_output = torch.randn(shape, device=DEVICE, dtype=torch.float64)
     grad_context = torch.randn(shape[:3], device=DEVICE, dtype=torch.float64)
     if mask is not None:
@@ -86,7 +102,10 @@ def check_case(
     def run(backend: Any, as_type: torch.dtype) -> dict[str, Tensor]:
         query, key, value = (x.detach().to(as_type).requires_grad_() for x in inputs)
         value = key if shared else value
-        output, context = second_order_attention(query, key, value, form, mask, backend=backend)
+        if groups is None:
+            output, context = second_order_attention(query, key, value, form, mask, backend=backend)
+        else:
+            output, context = seeded_attention(query, key, value, groups, form, mask, backend=backend)
         grads: list[Tensor] = [grad_output.to(output.dtype)]
         outputs: list[Tensor] = [output]
         if context is not None:
@@ -108,7 +127,7 @@ def check_case(
         errors[name] = {"fused": ours, "plain": theirs, "ok": ours <= max(2 * theirs, ROUNDING[precision])}
     return {
         "precision": precision, "shape": shape, "form": form, "shared": shared, "masked": masked,
-        "errors": errors, "ok": all(error["ok"] for error in errors.values()),
+        "seeds": seeds, "errors": errors, "ok": all(error["ok"] for error in errors.values()),
     }  # fmt: skip
 
 
@@ -184,13 +203,14 @@ def median_ms(run: Callable[[int], object], least: int = 20, seconds: float = 0.
 
 def time_inference() -> dict[str, Any]:
     results: dict[str, Any] = {}
-    for name in ("none", "linear", "quadratic"):
+    for name in ("none", "linear", "quadratic", "seeds"):
         network = random_network(name)
         engine = engine_for(network, DEVICE)
-        for batch, length in ((1, 2048), (1, 4096), (1, 8192), (1, 16384), (64, 2048)):
+        shapes = ((1, 2048), (1, 4096), (1, 8192), (1, 16384), (64, 2048))
+        for batch, length in (*shapes, (1, 131_072)) if name == "seeds" else shapes:
             inputs = [torch.rand(batch, length, 4, device=DEVICE) * 2 - 1 for _ in range(8)]
             results[f"engine {name} {batch}x{length}"] = median_ms(lambda i, x=inputs, run=engine: run(x[i % 8], None))
-            if batch == 1 and length <= 8192:
+            if batch == 1 and length <= 8192 and name != "seeds":
                 with plain_attention(), torch.no_grad():
                     results[f"eager {name} {batch}x{length}"] = median_ms(
                         lambda i, x=inputs, net=network: net(x[i % 8]), least=10
@@ -284,10 +304,10 @@ def ceilings() -> dict[str, float]:
 
 
 def random_network(form: str) -> ANANet:
-    """A network with the statistics of a trained one: batch norms that do something."""
+    """A network with the statistics of a trained one: batch norms that do something. "seeds" is linear, with 256."""
     torch.manual_seed(0)
-    settings = ANANetSettings(second_order=False) if form == "none" else ANANetSettings(form=form)  # type: ignore[arg-type]
-    network = ANANet(settings)
+    others = {"none": ANANetSettings(second_order=False), "seeds": ANANetSettings(seeds=256)}
+    network = ANANet(others[form] if form in others else ANANetSettings(form=form))  # type: ignore[arg-type]
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm1d):
             torch.nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -364,6 +384,9 @@ def bars(ms: dict[str, float]) -> Iterator[str]:
         ("quadratic over linear, worst N", ratio, 1.05),
         ("second order at N = 8192, extra ms", ms["engine linear 1x8192"] - ms["engine none 1x8192"], 0.6),
         ("N = 2048, batch 64, pairs/s", 64_000 / ms["engine linear 64x2048"], 6000),
+        ("256 seeds, N = 8192, ms", ms["engine seeds 1x8192"], 0.5),
+        ("256 seeds, N = 131,072, ms", ms["engine seeds 1x131072"], 12),
+        ("256 seeds, N = 2048, batch 64, pairs/s", 64_000 / ms["engine seeds 64x2048"], 25_000),
         ("training step 32 x 2000, masked, ms", ms["train compiled bf16 32x2000 masked"], 25),
         ("training step 32 x 2000, masked, GiB", ms["train compiled bf16 32x2000 masked GiB"], 4),
         ("N = 65,536 forward + backward, GiB", ms["train bf16 1x65536 GiB"], 6),
