@@ -188,6 +188,8 @@ def test_matches_move_to_the_nearest_mean(backend, width):
         means = torch.stack([compared[seeds.group[n] == k].mean(0) for k in used])
         assert moved.group[n].tolist() == [used[k] for k in torch.cdist(compared, means).argmin(1)]
         assert torch.equal(moved.group[n].bincount(minlength=9).float(), moved.weights[n])
+    again, both = move_seeds(features, moved, backend=backend), move_seeds(features, seeds, steps=2, backend=backend)
+    assert torch.equal(again.group, both.group) and torch.equal(again.weights, both.weights)
 
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])

@@ -6,7 +6,7 @@ import torch
 from ananet import InputError
 from ananet.attention import FORMS, SEEDED_FORMS, move_seeds
 from ananet.networks import ANANet, ANANetSettings
-from ananet.networks.seeds import first_seeds
+from ananet.networks.seeds import FIRST_STEPS, first_seeds
 from tests.networks import checks
 from tests.networks.networks import network
 
@@ -242,8 +242,8 @@ def test_groups_follow_the_features_from_block_to_block():
     net, matches = seeded(feedback=True), torch.rand(1, 40, 4)
     steps = net._steps(matches)
     seeds = first_seeds(matches, 6)
-    for features, found in zip(steps.features[:-1], steps.seeds, strict=True):
-        seeds = move_seeds(features, seeds)
+    for number, (features, found) in enumerate(zip(steps.features[:-1], steps.seeds, strict=True)):
+        seeds = move_seeds(features, seeds, steps=FIRST_STEPS if number == 0 else 1)
         assert torch.equal(found.group, seeds.group) and torch.equal(found.weights, seeds.weights)
 
 

@@ -75,8 +75,10 @@ def seeded_attention(
 
 
 @torch.no_grad()
-def move_seeds(features: Tensor, seeds: Seeds, mask: Tensor | None = None, *, backend: Backend | None = None) -> Seeds:
-    """Put every match into the group whose mean is nearest, by its features: a step of k-means, in O(N m).
+def move_seeds(
+    features: Tensor, seeds: Seeds, mask: Tensor | None = None, steps: int = 1, *, backend: Backend | None = None
+) -> Seeds:
+    """Put every match into the group whose mean is nearest, by its features: steps of k-means, in O(N m).
 
     Groups follow the features from block to block, so one step before each is enough. Pairs with no more matches than
     groups keep a group for every match. Of equally near groups the first is taken.
@@ -85,24 +87,29 @@ def move_seeds(features: Tensor, seeds: Seeds, mask: Tensor | None = None, *, ba
         features: [B x N x C].
         seeds: the groups so far.
         mask: [B x N], True where a match is real; None if all are. Padding may hold anything.
+        steps: how many.
         backend: as for `seeded_attention`.
     """
     check_seeds(seeds, *features.shape[:2])
+    chosen = choose_backend(features.device, backend)
     count = seeds.weights.shape[1]
     compared = features[..., :COMPARED]
     compared = compared.to(torch.promote_types(compared.dtype, torch.float32))
     real = torch.ones_like(seeds.group, dtype=torch.bool) if mask is None else mask
     if mask is not None:
         compared = compared.masked_fill(~mask[..., None], 0.0)
-    means = group_means(compared[:, None], seeds)[:, 0]
-    # |x - c|^2 but for |x|^2, which is the same for all groups.
-    offset = means.square().sum(-1).masked_fill(seeds.weights == 0, torch.inf)
-    if choose_backend(features.device, backend) == "blocked" and not torch.compiler.is_compiling():
-        group = blocked.nearest(compared, means, offset)
-    else:
-        group = (offset[:, None] - 2 * compared @ means.mT).argmin(-1) if count else seeds.group
-    group = torch.where(real.sum(1, keepdim=True) > count, group, seeds.group)
-    return Seeds(group, torch.zeros_like(seeds.weights).scatter_add(1, group, real.to(seeds.weights.dtype)))
+    for _ in range(steps):
+        means = group_means(compared[:, None], seeds)[:, 0]
+        # |x - c|^2 but for |x|^2, which is the same for all groups.
+        offset = means.square().sum(-1).masked_fill(seeds.weights == 0, torch.inf)
+        if chosen == "blocked" and not torch.compiler.is_compiling():
+            group = blocked.nearest(compared, means, offset)
+        else:
+            group = (offset[:, None] - 2 * compared @ means.mT).argmin(-1) if count else seeds.group
+        group = torch.where(real.sum(1, keepdim=True) > count, group, seeds.group)
+        members = real.to(seeds.weights.dtype)
+        seeds = Seeds(group, torch.zeros_like(seeds.weights).scatter_add(1, group, members))
+    return seeds
 
 
 def check_seeds(seeds: Seeds, batch: int, length: int) -> None:

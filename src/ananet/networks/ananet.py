@@ -34,7 +34,7 @@ from ananet.networks.base import (
 )
 from ananet.networks.consensus import distance_to_consensus
 from ananet.networks.layers import PointwiseMLP
-from ananet.networks.seeds import first_seeds
+from ananet.networks.seeds import FIRST_STEPS, first_seeds
 
 MAX_SEEDS = 2**20
 
@@ -231,7 +231,7 @@ class ANANet(Network):
                 features, believed = self.feedback(features, matches, mask)
                 steps.stages.append(believed)
             if seeds is not None:
-                seeds = move_seeds(features, seeds, mask)
+                seeds = move_seeds(features, seeds, mask, FIRST_STEPS if number == 0 else 1)
             steps.features.append(features)
             steps.seeds.append(seeds)
             features = block(features, mask, seeds)

@@ -14,6 +14,8 @@ from ananet.networks.input import MAX_COORDINATE
 
 # Bits of each coordinate: cells of half a pixel.
 BITS = 13
+# Steps of k-means before the first block, since what lies together on the curve is not always close; then one a block.
+FIRST_STEPS = 3
 # Moves the bits of a number of at most 16 bits four places apart: shifts, and what stays of the number and its shift.
 SPREAD = ((24, 0x000000FF000000FF), (12, 0x000F000F000F000F), (6, 0x0303030303030303), (3, 0x1111111111111111))
 

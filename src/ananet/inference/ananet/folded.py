@@ -18,7 +18,7 @@ from ananet.networks.ananet import ANABlock, ANANet, GeometricFeedback, distance
 from ananet.networks.base import zero_at_padding
 from ananet.networks.consensus import distance_to_consensus
 from ananet.networks.layers import PointwiseMLP
-from ananet.networks.seeds import first_seeds
+from ananet.networks.seeds import FIRST_STEPS, first_seeds
 
 # Features of matches that go through a block together, and their rows of the map to the seeds, for each thread: they
 # stay in the second-level cache of a core.
@@ -180,7 +180,7 @@ class FoldedANANet(Engine):
             if self.feedback is not None and done == len(self.blocks):
                 features = self.feedback(features, matches, mask)
             if seeds is not None:
-                seeds = move_seeds(features, seeds, mask)
+                seeds = move_seeds(features, seeds, mask, FIRST_STEPS if done == 1 else 1)
             if seeds is not None and by_parts:
                 pairs = zip(features, *(x[:, None] for x in seeds), strict=True)
                 parts = [block.by_parts(pair, Seeds(*its_seeds)) for pair, *its_seeds in pairs]

@@ -22,7 +22,7 @@ from ananet.attention.seeded import COMPARED
 from ananet.inference.ananet.folded import FoldedANANet, FoldedBlock, Linear
 from ananet.inference.engines import Engine, Progress
 from ananet.networks.ananet import ANANetSettings
-from ananet.networks.seeds import first_seeds
+from ananet.networks.seeds import FIRST_STEPS, first_seeds
 
 if TYPE_CHECKING:
     from ananet.inference.calls import DeviceCalls
@@ -159,7 +159,8 @@ class FusedANANet(Engine):
                     columns[2] = column_energy(query, key, mask, log_sum)
             else:
                 compared = features[..., :COMPARED]
-                move_to_nearest(compared, *mean_groups(compared, group, count, lengths), group, lengths)
+                for _ in range(FIRST_STEPS if number == 0 else 1):
+                    move_to_nearest(compared, *mean_groups(compared, group, count, lengths), group, lengths)
                 means, weight = mean_groups(projected.flatten(2), group, count, lengths)
                 seed_query, seed_key, seed_value = self._split(means.unflatten(2, projected.shape[2:]))
                 seeds = Real(weights=weight)
