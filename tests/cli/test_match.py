@@ -146,6 +146,10 @@ def test_bad_photos_are_one_clear_line(photos, tmp_path, run):
         (["-o", "a"], "expected a picture file"),
         (["--pose-threshold", "0"], "--pose-threshold: expected a positive"),
         (["--confidence", "1"], "--confidence: expected a probability above 0 and below 1"),
+        (["--warp", "w.png", "--model", "essential"], "--warp: expected --model auto or homography, got essential"),
+        (["--epipolar", "e.png", "--model", "homography"], "--epipolar: expected --model auto or essential or fund"),
+        (["--warp", "e.png", "--epipolar", "e.png"], "--epipolar: e.png is the picture of --warp too"),
+        (["--model", "essential"], "model: essential needs K0 and K1 or a focal length, which may be auto, got none"),
     ],
 )
 def test_wrong_arguments_of_match(arguments, message, photos, run):
@@ -305,6 +309,19 @@ def test_a_camera_that_only_turned(photos, tmp_path, run):
     assert pose["rotation_only"] and pose["parallax_degrees"] < 0.5
     moved = run("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", "--focal", 995, *FAST)[1]
     assert "pose       poselib, 0.75 px, one-to-one matches: " in moved and "hardly moved" not in moved
+
+
+def test_pictures_of_the_geometry(photos, tmp_path, run):
+    both = ("match", photos / "a.jpg", photos / "b.jpg", "-o", tmp_path / "o.png", *FAST)
+    warped, lines = tmp_path / "w.png", tmp_path / "e.png"
+    code, out, _ = run(*both, "--warp", warped, "--epipolar", lines)
+    assert code == 0 and warped.exists() and lines.exists() and f"\nepipolar   {lines}\n" in out
+    assert f"\nwarp       {warped} (a scene with depth: right for one plane only, " in out
+    lines.unlink()
+    same = ("match", photos / "a.jpg", photos / "a.jpg", "-o", tmp_path / "o.png", *FAST)
+    code, out, _ = run(*same, "--warp", warped, "--epipolar", lines)
+    assert code == 0 and f"\nwarp       {warped}\nepipolar   none: A homography explains" in out and not lines.exists()
+    assert json.loads(run(*same, "--epipolar", lines, "--json")[1])["epipolar"] is None
 
 
 def test_nothing_kept(photos, tmp_path, run):

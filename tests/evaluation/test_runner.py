@@ -405,12 +405,12 @@ def test_homographies(tmp_path):
 
 
 def test_models_that_a_source_does_not_know(world, tmp_path):
-    with pytest.raises(InputError, match="model: expected essential or fundamental, as .*scenes.* got 'homography'"):
+    with pytest.raises(InputError, match="model: expected essential or fundamental for .*scenes.* got 'homography'"):
         evaluate(world.folder, "all", model="homography", **QUICK)
-    with pytest.raises(InputError, match="model: expected homography, as .* got 'fundamental'"):
+    with pytest.raises(InputError, match="model: expected homography for .* got 'fundamental'"):
         evaluate(write_planes(tmp_path / "wall"), "all", model="fundamental", **QUICK)
     write_plane_matches(tmp_path / "evd" / "a_pts.txt")
-    with pytest.raises(InputError, match="model: expected none, for which only matches are scored, as .* got 'homog"):
+    with pytest.raises(InputError, match="model: expected none, as its matches alone are scored, for .* got 'homog"):
         evaluate(tmp_path / "evd", "all", model="homography", **QUICK)
     with pytest.raises(InputError, match="threshold: expected a threshold in pixels"):
         evaluate(world.folder, "all", model="fundamental", protocol="sun3d", **QUICK)

@@ -81,7 +81,7 @@ def test_a_named_model_alone_is_estimated():
         found = choose(problem.matches, model)
         there = {part for part in ("pose", "fundamental", "homography") if getattr(found, part) is not None}
         assert found.model == model and there == {name} and not found.criterion
-    with pytest.raises(InputError, match="model: essential needs camera matrices or focal lengths, got none"):
+    with pytest.raises(InputError, match="model: essential needs K0 and K1 or a focal length, which may be auto"):
         choose(uncalibrated(problem.matches), "essential")
     with pytest.raises(InputError, match=r"model: expected one of auto, .*, homography, got 'affine'"):
         PhotoMatcher(model="affine")
@@ -115,6 +115,21 @@ def test_photos_of_unknown_cameras(pair, blind):
     assert result["model"] == "fundamental" and result["model_inliers"] == blind.inliers.sum()
     assert np.shape(result["fundamental"]) == np.shape(result["homography"]) == (3, 3)
     assert "fundamental with" in blind.one_line() and "\n  F  [[" in blind.summary()
+    assert blind.model_summary.endswith(f" {blind.inliers.sum()} of {blind.count} kept matches agree.")
+
+
+def test_a_named_model_is_not_called_evidence(pair, turned):
+    plane = match_photos(pair.image0, pair.image1, pruner="mutual+ratio", model="homography", focal=1000)
+    assert plane.model_summary.startswith("A homography was estimated, nothing else: it holds for a plane")
+    assert plane.pose_summary == "No pose: only a homography was estimated."
+    assert "pose       none: only a homography was estimated" in plane.summary()
+    for images, focal, model in (
+        ((turned.image0, turned.image1), None, "fundamental"),
+        ((pair.image0, pair.image1), 1000, "essential"),
+    ):
+        found = match_photos(*images, pruner="mutual+ratio", model=model, focal=focal)
+        assert found.model_summary.startswith("Epipolar geometry was estimated, nothing else: it gives")
+        assert ("it is arbitrary" in found.model_summary) == (model == "fundamental")
 
 
 def test_photos_of_a_camera_that_turned(turned):

@@ -58,12 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_matcher(parser)
     shared.add_pruner(parser)
     shared.add_threshold(parser)
-    text = (
-        "pose estimator: poselib (the most accurate), ransac, magsac or eight-point; NAME@option=value sets an option, "
-    )
+    text = "estimator of the geometry: poselib (the most accurate), ransac, magsac or eight-point; "
+    text += "NAME@option=value sets an option, "
     text += f"such as poselib@match_selection=all for a pose of all kept matches (default: {ESTIMATOR})"
     add("--estimator", default=ESTIMATOR, metavar="NAME", help=text)
-    thresholds = f"0.75 for poselib, {THRESHOLD_PIXELS:g} for the others"
+    thresholds = f"for a pose 0.75 with poselib, {THRESHOLD_PIXELS:g} with the others; see docs/geometry.md"
     add("--pose-threshold", type=float, metavar="PX", help=f"the estimator's inlier threshold (default: {thresholds})")
     add("--confidence", type=float, metavar="C", help="confidence at which the estimator stops (default: 0.99999)")
     add("--refine", action="store_true", help="subpixel refinement of the second points of kept matches")
@@ -86,9 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     if many and (arguments.warp or arguments.epipolar):
         option = "--warp" if arguments.warp else "--epipolar"
         raise InputError(f"{option}: expected two photos, got a list of pairs")
-    for option, without in (("warp", ("essential", "fundamental")), ("epipolar", ("homography",))):
-        if getattr(arguments, option) is not None and arguments.model in without:
-            raise InputError(f"--{option}: expected --model auto or one that has it, got --model {arguments.model}")
+    for option, models in (("warp", ("auto", "homography")), ("epipolar", ("auto", "essential", "fundamental"))):
+        if getattr(arguments, option) is not None and arguments.model not in models:
+            raise InputError(f"--{option}: expected --model {' or '.join(models)}, got {arguments.model}")
     pairs = _many_pairs(arguments) if many else [_one_pair(arguments)]
 
     # Importing torch takes seconds, so arguments are checked first.
@@ -124,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"picture    {result['picture']}" + (f"\nsaved      {result['saved']}" if result["saved"] else ""))
         for option, drawing in drawn.items():
             if getattr(arguments, option) is not None:
-                print(f"{option:10} {drawing or f'none: {found.model_summary}'}")
+                print(f"{option:10} {drawing or f'none: {found.model_summary}'}{_doubt(found, option)}")
     return 0 if found.overlap.found else NO_OVERLAP
 
 
@@ -146,6 +145,13 @@ def _draw_geometry(found: PhotoMatches, arguments: argparse.Namespace) -> dict[s
     if epipolar is not None:
         found.draw_epipolar_lines(epipolar)
     return {"warp": warp, "epipolar": epipolar}
+
+
+def _doubt(found: PhotoMatches, option: str) -> str:
+    """What to say of a warped photo if the two photos differ by more than a homography."""
+    if option != "warp" or found.homography is None or found.model == "homography":
+        return ""
+    return f" (a scene with depth: right for one plane only, {int(found.homography.inliers.sum())} matches)"
 
 
 def _one_pair(arguments: argparse.Namespace) -> Pair:

@@ -361,8 +361,8 @@ def _model_of(source: Source, model: Model | None) -> Model:
     if model is None:
         return source.models[0] if source.models else "essential"
     if model not in source.models:
-        known = " or ".join(source.models) or "none, for which only matches are scored"
-        raise InputError(f"model: expected {known}, as {source.path} ({source.name}) tells no other, got {model!r}")
+        known = " or ".join(source.models) or "none, as its matches alone are scored,"
+        raise InputError(f"model: expected {known} for {source.path} ({source.name}), got {model!r}")
     return model
 
 

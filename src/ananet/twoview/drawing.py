@@ -95,7 +95,7 @@ def draw_matches(
         mask: [N] bool, the kept matches.
         caption: line under the photos.
         height: of the photos in the picture; less if one would be wider than 4096 pixels.
-        inliers: [N] bool, the inliers of a pose, which are drawn stronger than other kept matches.
+        inliers: [N] bool, the inliers of a model, which are drawn stronger than other kept matches.
         show_removed: draw the other matches too: red, below the kept ones.
 
     Returns:
@@ -109,7 +109,7 @@ def draw_matches(
     rainbow = _colours_of_places(np.column_stack([np.linspace(0, 1, 12), np.zeros(12)]))
     legend = [(rainbow, f"{mask.sum()} kept")]
     if inliers is not None:
-        legend = [(rainbow, f"{strong.sum()} pose inliers (large)"), (rainbow, f"{weak.sum()} others kept (small)")]
+        legend = [(rainbow, f"{strong.sum()} inliers (large)"), (rainbow, f"{weak.sum()} others kept (small)")]
     if show_removed:
         drawing.blend_lines(np.flatnonzero(~mask), [RED] * len(mask), REMOVED_OPACITY)
         legend.append(([RED], f"{(~mask).sum()} removed"))

@@ -63,7 +63,7 @@ def find_models(
 ) -> Models:
     """Estimate the named model; or epipolar geometry (a pose if the cameras are known) and a homography, and choose."""
     if check_model(model) == "essential" and not matches.calibrated:
-        raise InputError("model: essential needs camera matrices or focal lengths, got none")
+        raise InputError("model: essential needs K0 and K1 or a focal length, which may be auto, got none")
     epipolar: Model = "essential" if matches.calibrated else "fundamental"
     wanted: tuple[Model, ...] = (epipolar, "homography") if model == "auto" else (model,)
     pose = estimator.pose(matches, kept) if "essential" in wanted else None

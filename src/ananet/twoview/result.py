@@ -169,7 +169,7 @@ class PhotoMatches:
             missing = f"the focal length{self._unknown_focal} is not known"
             return f"No pose: {missing}. Give it, or the camera matrices, to get the pose."
         if self.pose is None:
-            return "No pose was found."
+            return "No pose was found." if self.model is None else f"No pose: {self._only_model}."
         R, t = (_numpy(part) for part in (self.pose.R, self.pose.t))
         angle = math.degrees(math.acos(min(1.0, max(-1.0, (float(np.trace(R)) - 1) / 2))))
         turned = f"The camera turned by {angle:.1f} degrees"
@@ -182,11 +182,24 @@ class PhotoMatches:
         return f"{turned} and moved {' and '.join(words)}. {self._inliers} matches agree with this.{doubt}"
 
     @property
+    def _only_model(self) -> str:
+        """What there is instead of a pose though the cameras are known: it was named, or no pose was found."""
+        return f"only a {'homography' if self.model == 'homography' else 'fundamental matrix'} was estimated"
+
+    @property
     def model_summary(self) -> str:
         """Which geometry the two photos have, in words, and what to expect of it."""
         if self.model is None or self.inliers is None:
             return "No geometry was found: too few matches agree on one."
-        if self.model == "homography":
+        if not self.criterion and not self.rotation_only:
+            # It was named, or the other one was not found: nothing says that the photos have this geometry.
+            if self.model == "homography":
+                words = "A homography was estimated, nothing else: it holds for a plane, or a camera that only turned."
+            else:
+                words = "Epipolar geometry was estimated, nothing else: it gives a point's line in the other photo."
+                if self.model == "fundamental":
+                    words += " Of a plane, or a camera that only turned, it is arbitrary."
+        elif self.model == "homography":
             one = "a plane, or a camera that only turned; without focal lengths the two cannot be told apart"
             if self.pose is not None:
                 one = "a camera that only turned" if self.rotation_only else "a plane"
@@ -198,9 +211,8 @@ class PhotoMatches:
         else:
             words = "The scene has depth: a point of one photo lies on a line in the other."
         number = int(self.inliers.sum())
-        words += (
-            f" {number} matches agree." if number >= MIN_SURE else f" Only {number} matches agree: it may be wrong."
-        )
+        agree = f"{number} of {self.count} kept matches agree"
+        words += f" {agree}." if number >= MIN_SURE else f" Only {agree}: it may be wrong."
         if self.covered < MIN_COVERED:
             words += f" They span only {100 * self.covered:.1f} % of a photo: do not trust the geometry elsewhere."
         return words if self.overlap.found else f"{words} The photos do not seem to show the same scene."
@@ -262,7 +274,7 @@ class PhotoMatches:
             missing = f"the focal length{self._unknown_focal} is not known"
             lines.append(f"pose       not estimated: {missing}, give it or the camera matrices")
         else:
-            lines.append("pose       none found")
+            lines.append("pose       none found" if self.model is None else f"pose       none: {self._only_model}")
         return lines
 
     def to_dict(self, *, matches: bool = False) -> dict[str, Any]:
