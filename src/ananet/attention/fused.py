@@ -322,9 +322,11 @@ def _real(MASK, batch, index, length, N):
 @triton.jit
 def _weight(WEIGHTS, batch, index, length, N):
     """How many matches each of these stands for; 1 beyond the end."""
-    if WEIGHTS is None:
-        return tl.full(index.shape, 1.0, tl.float32)
-    return tl.load(WEIGHTS + batch * N + index, mask=index < length, other=1.0)
+    # Not two returns: Triton 3.6 compiles what follows the first.
+    weights = tl.full(index.shape, 1.0, tl.float32)
+    if WEIGHTS is not None:
+        weights = tl.load(WEIGHTS + batch * N + index, mask=index < length, other=1.0)
+    return weights
 
 
 @triton.jit
