@@ -139,6 +139,10 @@ def test_photos_of_a_camera_that_turned(turned):
     known = match_photos(turned.image0, turned.image1, pruner="mutual+ratio", K0=turned.K0, K1=turned.K1)
     assert known.model == "homography" and known.rotation_only and known.pose is not None
     assert known.model_summary.startswith("A homography explains the matches: a camera that only turned.")
+    # A focal length that was found is no evidence: a wrong one makes a turn look like a plane.
+    guessed = match_photos(turned.image0, turned.image1, pruner="mutual+ratio", focal="auto")
+    assert guessed.model == "homography" and "the two cannot be told apart. It says little of" in guessed.model_summary
+    assert guessed.pose is not None and guessed.epipolar_matrix is None
     with pytest.raises(InputError, match="model: epipolar lines need epipolar geometry, got none. A homography"):
         known.draw_epipolar_lines()
 

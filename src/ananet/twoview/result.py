@@ -126,10 +126,11 @@ class PhotoMatches:
     def epipolar_matrix(self) -> np.ndarray | None:
         """[3 x 3] F of norm 1 with p1^T F p0 = 0, of the pose or of unknown cameras.
 
-        None if the camera only turned, or if the cameras are not known and a homography explains the matches: then any
+        None if the camera only turned, or if the cameras are not given and a homography explains the matches: then any
         epipolar geometry does.
         """
-        if self.rotation_only or (self.model == "homography" and self.pose is None):
+        unknown = self.pose is None or self.cameras.source == "found"
+        if self.rotation_only or (self.model == "homography" and unknown):
             return None
         F = epipolar_matrix(self.matches, self.pose, self.fundamental)
         return None if F is None else F.numpy()
@@ -201,7 +202,7 @@ class PhotoMatches:
                     words += " Of a plane, or a camera that only turned, it is arbitrary."
         elif self.model == "homography":
             one = "a plane, or a camera that only turned; without focal lengths the two cannot be told apart"
-            if self.pose is not None:
+            if self.pose is not None and self.cameras.source != "found":
                 one = "a camera that only turned" if self.rotation_only else "a plane"
             words = f"A homography explains the matches: {one}."
             if self.cameras.source == "found":
