@@ -125,6 +125,17 @@ def test_missing_photos_are_left_out_and_named(tmp_path: Path, caplog: pytest.Lo
     assert "c.jpg" in caplog.text and "1 of 2 pairs" in caplog.text
 
 
+@pytest.mark.parametrize(("focal", "warned"), [(200, 1), (500, 0)])
+def test_lenses_that_see_beside_the_pinhole_are_told(
+    focal: int, warned: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cameras = camera_line() + f"2 SIMPLE_FISHEYE 640 480 {focal} 320 240\n"
+    rows = image_lines("a.jpg") + image_lines("b.jpg", 2, camera=2)
+    with caplog.at_level(logging.WARNING):
+        read_colmap(write_text_model(tmp_path, cameras, rows))
+    assert caplog.text.count("1 of 2 photos have a very wide lens") == warned
+
+
 @pytest.mark.parametrize(
     ("cameras", "images", "message"),
     [

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ananet.core.cameras import CAMERA_MODELS, MODEL_NAMES, Camera, parse_camera
+from ananet.core.cameras import CAMERA_MODELS, MODEL_NAMES, Camera, calibrate, parse_camera, undistort_points
 from ananet.datasets.base import PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import SceneFolders
 from ananet.errors import InputError
 from ananet.io.files import read_lines, read_rows
 from ananet.io.pairs import read_pairs
+from ananet.networks.input import MAX_COORDINATE
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ class PosedScenes(SceneFolders):
 def read_colmap(folder: str | Path, image_folder: str | Path | None = None, name: str | None = None) -> PosedScene:
     """Read the images of a COLMAP model (`cameras` and `images`, `.bin` or else `.txt`) with cameras and poses.
 
-    Photos that are not in `image_folder` are left out, and logged; without a folder, paths are the bare names.
+    Photos that are not in `image_folder` are left out, and logged; without a folder, paths are the bare names. Photos
+    of lenses so wide that keypoints or matches will be left out are logged too.
     """
     folder = Path(folder)
     suffix = _suffix(folder)
@@ -87,6 +89,7 @@ def read_colmap(folder: str | Path, image_folder: str | Path | None = None, name
         raise InputError(f"folder: expected a model with images, {folder} has none")
     images: dict[str, PosedImage] = {}
     missing = []
+    wide = {number for number, camera in cameras.items() if not _is_in_view(camera)}
     for row in rows:
         if row.camera not in cameras:
             raise InputError(f"folder: image {row.name} of {folder} refers to camera {row.camera}, which is not there")
@@ -101,9 +104,20 @@ def read_colmap(folder: str | Path, image_folder: str | Path | None = None, name
         images[row.name] = PosedImage(path, camera.K, R, row.translation, camera.distortion, camera.size)
     if missing:
         logger.warning("%s: %d of %d photos are not in %s: %s", folder, len(missing), len(rows), image_folder, missing)
+    if number := sum(row.camera in wide and row.name in images for row in rows):
+        lost = "keypoints 90 degrees or more beside the axis are left out, networks take matches beyond 63 for wrong"
+        logger.warning("%s: %d of %d photos have a very wide lens: %s", folder, number, len(images), lost)
     if not images:
         raise InputError(f"image_folder: expected the photos of {folder}, {image_folder} has none of its {len(rows)}")
     return PosedScene(folder.resolve().name if name is None else name, images, missing=tuple(missing))
+
+
+def _is_in_view(camera: Camera) -> bool:
+    """Whether the whole photo has an undistorted place where networks look."""
+    sides = np.array([(x, y) for x in (0, 0.5, 1) for y in (0, 0.5, 1)])
+    border = sides * (np.array(camera.size) - 1)
+    rays = calibrate(undistort_points(border, camera.K, camera.distortion), camera.K)
+    return bool((np.abs(rays) <= MAX_COORDINATE).all())  # not true of NaN
 
 
 def _rotation(quaternion: np.ndarray, where: str) -> np.ndarray:
