@@ -27,6 +27,12 @@ def test_labels_by_depth_say_right_accidental_wrong_and_unknown():
     assert torch.equal(line, (distance < 1e-4).float()) and (ones == 1).all()
 
 
+def test_the_line_is_a_label_of_its_own():
+    distance = torch.tensor([1e-6, 1e-2]).expand(3, -1)
+    target, weight = BY_DEPTH.by_line(distance, torch.tensor([0.4, math.nan, 0.0]))
+    assert target.tolist() == [[1, 0], [1, 0], [0, 0]] and weight.tolist() == [[1, 1], [1, 1], [0, 1]]
+
+
 def test_a_pair_of_which_hardly_anything_is_known_is_labelled_by_the_line():
     """Left with wrong matches alone, a network would learn to keep nothing."""
     distance = torch.full((2, 40), 1e-6)

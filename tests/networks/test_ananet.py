@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -197,6 +195,25 @@ def test_training_goes_on_from_other_weights():
             plain.start_from(other)
 
 
+def test_a_network_may_tell_what_is_right_and_what_is_near_the_line():
+    one, matches = network(blocks=2, feedback=True), torch.randn(2, 9, 4)
+    both = network(blocks=2, feedback=True, right=True)
+    both.start_from(one)
+    for label in ("right", "line", None):
+        torch.testing.assert_close(both.telling(label)(matches), one(matches))
+    both.rescale_logits(2.0, 1.0, "right")
+    torch.testing.assert_close(both(matches), 2 * one(matches) + 1)
+    torch.testing.assert_close(both.telling()(matches), both(matches))
+    torch.testing.assert_close(both.telling("line")(matches), one(matches))
+    assert both.telling().settings == one.settings and one.telling("line") is one
+    supervised = both.supervision(matches)
+    assert len(supervised.stages) == 2 and len(supervised.right) == 1
+    torch.testing.assert_close(supervised.right[0], both(matches))
+    torch.testing.assert_close(supervised.stages[-1], one(matches))
+    with pytest.raises(InputError, match="label: expected line of these weights, got 'right'"):
+        one.telling("right")
+
+
 @pytest.mark.parametrize("shape", [(2, 9, 10), (9, 4)])
 def test_input_of_another_shape_is_named(shape):
     with pytest.raises(InputError, match=r"matches: expected shape \[B x N x 4\], got"):
@@ -234,7 +251,7 @@ def test_no_fewer_seeds_than_matches_is_the_whole_map(form):
     matches = torch.rand(2, 20, 5, dtype=torch.float64)
     mask = torch.arange(20) < torch.tensor([[20], [9]])
     torch.testing.assert_close(net(matches, mask), whole(matches, mask), atol=1e-10, rtol=0)
-    net.settings = replace(net.settings, seeds=3)
+    net.seeds = 3
     assert not torch.allclose(net(matches), whole(matches), atol=1e-9, rtol=0)
 
 

@@ -8,7 +8,7 @@ import torch
 
 import ananet
 from ananet import InputError
-from ananet.networks import load_network
+from ananet.networks import ANANet, ANANetSettings, load_network, save_network
 from ananet.pruners import LearnedPruner, learned
 from tests.conftest import make_problem
 from tests.pruners.answers import check_answer
@@ -94,6 +94,19 @@ def test_seeds_are_an_option_of_any_weights(weights, problem):
     for wrong in (-1, 2.5, "many"):
         with pytest.raises(InputError, match="seeds: expected"):
             ananet.load(path, seeds=wrong)
+
+
+def test_a_label_is_chosen(weights, problem, tmp_path):
+    network = ANANet(ANANetSettings(blocks=1, width=16, heads=2, right=True)).eval()
+    network.rescale_logits(1.0, 3.0, "right")
+    save_network(tmp_path / "both.safetensors", network)
+    right, line = (ananet.load(f"{tmp_path}/both.safetensors@label={name}") for name in ("right", "line"))
+    by_right, by_line = right(problem.matches), line(problem.matches)
+    assert (by_right.scores > by_line.scores).all()
+    default = ananet.load(tmp_path / "both.safetensors")(problem.matches)
+    np.testing.assert_array_equal(default.logits, by_right.logits)
+    with pytest.raises(InputError, match="label: expected line of these weights, got 'right'"):
+        ananet.load(weights / "plain.safetensors", label="right")
 
 
 def test_a_file_may_get_a_name_of_ones_own(weights, problem):

@@ -290,6 +290,33 @@ def test_labels_by_depth(settings, depth_data, tmp_path):
     assert load_network(tmp_path / "run" / WEIGHTS)[1]["settings"]["labels"] == "depth"
 
 
+def test_one_network_learns_both_labels(settings, depth_data, tmp_path):
+    both = replace(SMALL, right=True)
+    settings = replace(
+        settings, pairs=str(depth_data), validation=str(depth_data), labels="depth", network=both, unknown_weight=0.4,
+        batches=BatchSettings(batch_size=8, matches=128, empty=0.5),
+    )  # fmt: skip
+    result = train(settings, tmp_path / "run", device="cpu")
+    assert {"f1", "line_f1", "wrong_at_95"} <= result["validation"].keys()
+    network, _ = load_network(tmp_path / "run" / WEIGHTS)
+    assert network.labels == ("line", "right") and not torch.equal(*network.head.weight)
+    with pytest.raises(InputError, match="labels: expected depth for a network that tells what is right"):
+        replace(settings, labels="line")
+
+
+def test_steps_take_turns_with_seeds_and_without(settings, tmp_path):
+    seeded = replace(SMALL, seeds=4)
+    trainer = trainer_of(replace(settings, network=seeded, seeded_share=0.5, seeded_from=3, steps=40), tmp_path / "a")
+    seeded_steps = []
+    for trainer.step in range(40):
+        if trainer._through_seeds():
+            seeded_steps.append(trainer.step)
+    assert seeded_steps[0] >= 3 and 8 < len(seeded_steps) < 30
+    train(replace(settings, network=seeded, seeded_share=0.5), tmp_path / "run", device="cpu")
+    network, _ = load_network(tmp_path / "run" / WEIGHTS)
+    assert network.seeds == network.settings.seeds == 4
+
+
 def test_bundled_weights_are_tuned_on_labels_by_depth(depth_data, data, tmp_path, capsys):
     arguments = ["train", "--from", "ananet-small", "--labels", "depth", "--steps", "1", "--device", "cpu", "--json"]
     assert main([*arguments, "--pairs", str(depth_data), "-o", str(tmp_path / "run")]) == 0

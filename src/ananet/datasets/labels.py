@@ -48,5 +48,13 @@ class LabelRule:
         weight = torch.where(unknown, self.unknown_weight, torch.where(accidental, self.accidental_weight, 1.0))
         return torch.where(no_depth, line, target), weight.where(~no_depth, torch.ones_like(line))
 
+    def by_line(self, distance: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """Return targets and weights [B x N] of lying near the line, for a network that tells both.
+
+        Where photos show nothing in common there is no line to find, and those near it have no weight.
+        """
+        near, empty = distance < self.inlier_distance, (share == 0)[:, None]
+        return (near & ~empty).to(distance.dtype), (~(near & empty)).to(distance.dtype)
+
 
 BY_LINE = LabelRule()

@@ -29,6 +29,8 @@ from ananet.networks.base import (
     BlockView,
     Network,
     NetworkSettings,
+    Supervision,
+    inlier_weights,
     rescale_linear,
     zero_at_padding,
 )
@@ -61,6 +63,9 @@ class ANANetSettings(NetworkSettings):
     feedback: bool = False
     """Whether the last block is shown how far every match lies from the geometry that the blocks before it agree on.
     Not in the paper."""
+    right: bool = False
+    """Whether a second output tells which matches are right, where the depth of the scene places them, beside the one
+    that tells which lie near their epipolar lines. Not in the paper."""
     seeds: int = 0
     """Into how many groups of similar matches the blocks put all matches, to attend to the means of the groups; 0 to
     attend to every match, as in the paper. Any weights work with any number; fewer are faster, and less exact."""
@@ -180,7 +185,9 @@ class Steps(NamedTuple):
     seeds: list[Seeds | None]
     """The groups of matches whose means every block attends to; None if it attends to all matches."""
     stages: list[Tensor]
-    """[B x N] logits of the feedback, if there is any, and the final ones."""
+    """[B x N] logits of lying near the line: those of the feedback, if there is any, and the final ones."""
+    right: list[Tensor]
+    """[B x N] logits of being right, if there is an output for it."""
 
 
 class ANANet(Network):
@@ -201,7 +208,13 @@ class ANANet(Network):
             nn.init.zeros_(self.side_encoder.linears[-1].weight)  # type: ignore[arg-type]
         self.blocks = nn.ModuleList(ANABlock(self.settings) for _ in range(self.settings.blocks))
         self.feedback = GeometricFeedback(width) if self.settings.feedback else None
-        self.head = nn.Linear(width, 1)
+        self.head = nn.Linear(width, len(self.labels))
+        self.seeds = self.settings.seeds
+        """Of the next pass; training takes turns with and without."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return ("line", "right") if self.settings.right else ("line",)
 
     def encode(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
         """[B x N x channels] to the features that enter the first block, [B x N x width]."""
@@ -217,15 +230,21 @@ class ANANet(Network):
         return features
 
     def forward(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.stages(matches, mask)[-1]
+        steps = self._steps(matches, mask)
+        return [*steps.stages, *steps.right][-1]
 
     def stages(self, matches: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         return self._steps(matches, mask).stages
 
+    def supervision(self, matches: Tensor, mask: Tensor | None = None) -> Supervision:
+        steps = self._steps(matches, mask)
+        weights = [inlier_weights(logits.float()) for logits in steps.stages]
+        return Supervision(steps.stages, [], weights, steps.right)
+
     def _steps(self, matches: Tensor, mask: Tensor | None = None) -> Steps:
         features = self.encode(matches, mask)
-        seeds = first_seeds(matches, self.settings.seeds, mask) if self.settings.seeds else None
-        steps = Steps([], [], [])
+        seeds = first_seeds(matches, self.seeds, mask) if self.seeds else None
+        steps = Steps([], [], [], [])
         for number, block in enumerate(self.blocks):
             if self.feedback is not None and number == len(self.blocks) - 1:
                 features, believed = self.feedback(features, matches, mask)
@@ -236,7 +255,9 @@ class ANANet(Network):
             steps.seeds.append(seeds)
             features = block(features, mask, seeds)
         steps.features.append(features)
-        steps.stages.append(zero_at_padding(self.head(features)[..., 0], mask))
+        line, *right = (zero_at_padding(logits, mask) for logits in self.head(features).unbind(-1))
+        steps.stages.append(line)
+        steps.right.extend(right)
         return steps
 
     def block_features(self, matches: Tensor) -> list[Tensor]:
@@ -250,13 +271,27 @@ class ANANet(Network):
             for block, features, seeds in entering
         ]
 
-    def rescale_logits(self, scale: float, shift: float) -> None:
-        rescale_linear(self.head, scale, shift)
+    def rescale_logits(self, scale: float, shift: float, label: str | None = None) -> None:
+        rescale_linear(self.head, scale, shift, self._output(label))
+
+    def telling(self, label: str | None = None) -> ANANet:
+        output = self._output(label)
+        if not self.settings.right:
+            return self
+        network = ANANet(replace(self.settings, right=False))
+        weights = self.state_dict()
+        network.load_state_dict(weights | {n: weights[n][output][None] for n in ("head.weight", "head.bias")})
+        return network.to(self.head.weight).train(self.training)
+
+    def _output(self, label: str | None) -> int:
+        """Number of the output that tells what a label names; of the last one by default."""
+        self._check_label(label)
+        return self.labels.index(label or self.labels[-1])
 
     def start_from(self, other: Network) -> None:
         """Take over the weights of any form and any number of seeds.
 
-        Side input or feedback that the other lacks has no effect at first.
+        Side input or feedback that the other lacks has no effect at first. An output that it lacks starts as the other.
         """
         have = other.settings
         if isinstance(have, ANANetSettings):
@@ -266,9 +301,12 @@ class ANANet(Network):
                 form=want.form,
                 side=have.side or want.side,
                 feedback=have.feedback or want.feedback,
+                right=have.right or want.right,
                 seeds=want.seeds,
             )
         if have != self.settings:
             super().start_from(other)  # which says what is different
-        own, others = self.state_dict(), other.state_dict()
+        own, others = self.state_dict(), dict(other.state_dict())
+        for name in ("head.weight", "head.bias"):
+            others[name] = others[name].expand(own[name].shape)
         self.load_state_dict({name: others.get(name, value) for name, value in own.items()})

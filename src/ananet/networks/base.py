@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
@@ -79,6 +79,8 @@ class Supervision(NamedTuple):
     """Logits of inner layers; the mean of their class losses is added."""
     weights: list[Tensor]
     """Weights of every eight-point solution that has a geometric loss, the final ones last."""
+    right: Sequence[Tensor] = ()
+    """Logits of being right, where a network has an output for it beside that for lying near the line."""
 
 
 class Network(nn.Module):
@@ -139,9 +141,26 @@ class Network(nn.Module):
         stages = self.stages(matches, mask)
         return Supervision(stages, [], [inlier_weights(logits.float()) for logits in stages])
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What its outputs tell: "line", whether a match lies near its epipolar line, and maybe "right"."""
+        return ("line",)
+
+    def telling(self, label: str | None = None) -> Network:
+        """A network with the same weights and the output for this label alone; None for the last one, the decision."""
+        self._check_label(label)
+        return self
+
+    def _check_label(self, label: str | None) -> None:
+        if label is not None and label not in self.labels:
+            raise InputError(f"label: expected {' or '.join(self.labels)} of these weights, got {label!r}")
+
     @abstractmethod
     def rescale_logits(self, scale: float, shift: float) -> None:
-        """Change the weights so that logits become scale * logits + shift: how the calibration of scores is stored."""
+        """Change the weights so that logits become scale * logits + shift: how the calibration of scores is stored.
+
+        Networks with several outputs take the label of one as a third argument.
+        """
 
     def prepare_to_compile(self) -> None:
         """Called before training compiles the network; excludes what cannot be compiled."""
@@ -197,10 +216,10 @@ def _difference(have: Network, want: Network) -> str:
 
 
 @torch.no_grad()
-def rescale_linear(layer: nn.Linear, scale: float, shift: float) -> None:
-    """Rescale what a last linear layer of one output gives."""
-    layer.weight.mul_(scale)
-    layer.bias.mul_(scale).add_(shift)
+def rescale_linear(layer: nn.Linear, scale: float, shift: float, output: int = 0) -> None:
+    """Rescale what an output of a last linear layer gives."""
+    layer.weight[output].mul_(scale)
+    layer.bias[output].mul_(scale).add_(shift)
 
 
 def zero_at_padding(logits: Tensor, mask: Tensor | None) -> Tensor:

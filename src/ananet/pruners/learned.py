@@ -42,6 +42,8 @@ class LearnedPruner(Pruner):
             point is kept.
         seeds: attend to so many groups of similar matches instead of to every match (ANA-Net only): time linear in the
             number of matches; 256 hardly change a result. 0 for every match, None as trained.
+        label: what scores and decision are about: "right", the match shows one point of the scene, or "line", it lies
+            near its epipolar line, the paper's label. None for right, where the weights tell it.
         name: of the pruner; by default that of the network.
         card: the model card of the weights.
     """
@@ -53,6 +55,7 @@ class LearnedPruner(Pruner):
         threshold: float = THRESHOLD,
         conflict_odds: float = CONFLICT_ODDS,
         seeds: int | None = None,
+        label: str | None = None,
         *,
         name: str | None = None,
         card: dict[str, Any] | None = None,
@@ -63,6 +66,7 @@ class LearnedPruner(Pruner):
         self.conflict_odds = check_odds(conflict_odds)
         self.progress: Progress | None = None
         """Called with the number of finished blocks and of all blocks, on a CPU."""
+        network = network.telling(label)
         self.network = network if seeds is None else with_seeds(network, seeds)
         self.to(device)
 
@@ -97,10 +101,11 @@ class LearnedPruner(Pruner):
         threshold: float = THRESHOLD,
         conflict_odds: float = CONFLICT_ODDS,
         seeds: int | None = None,
+        label: str | None = None,
     ) -> Self:
         """The network of a weight file that `ananet.networks.save_network` wrote."""
         network, card = load_network(path)
-        return cls(network, device, threshold, conflict_odds, seeds, name=Path(path).stem, card=card)
+        return cls(network, device, threshold, conflict_odds, seeds, label, name=Path(path).stem, card=card)
 
     def logits(self, matches: Correspondences) -> Tensor:
         return self._logits([matches], self.progress)[0]

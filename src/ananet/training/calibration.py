@@ -91,13 +91,16 @@ def fit_scores(
     device: torch.device,
     rule: LabelRule = BY_LINE,
 ) -> None:
-    """Make the sigmoid of the network's logits the probability that a match is right, on the given pairs."""
-    answers = predict(LearnedPruner(network, device, conflict_odds=1), pairs)
-    labelled = [
-        (torch.from_numpy(answer.logits[truth.known]), torch.from_numpy(truth.right[truth.known]))
-        for answer, truth in zip(answers, labels(pairs, rule), strict=True)
-    ]
-    network.rescale_logits(*fit_probabilities(labelled))
+    """Make the sigmoid of each of the network's outputs the probability of what it tells, on the given pairs."""
+    for label in network.labels:
+        answers = predict(LearnedPruner(network, device, conflict_odds=1, label=label), pairs)
+        own_rule = rule if label == network.labels[-1] else BY_LINE
+        labelled = [
+            (torch.from_numpy(answer.logits[truth.known]), torch.from_numpy(truth.right[truth.known]))
+            for answer, truth in zip(answers, labels(pairs, own_rule), strict=True)
+        ]
+        of_output = (label,) if len(network.labels) > 1 else ()
+        network.rescale_logits(*fit_probabilities(labelled), *of_output)
 
 
 def fit_probabilities(answers: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:

@@ -114,10 +114,12 @@ def _concatenate(parts: Sequence[Batch]) -> Batch:
 def known_side_input(pairs: int, kinds: int, dropout: float, draw: torch.Generator) -> Tensor:
     """[B x kinds] bool: which kinds of side input every pair shows.
 
-    Where something is withheld it is any of the kinds, or several, equally often: users have any of them, too.
+    Where something is withheld it is everything in half of the cases, since many have points alone, and else any of the
+    kinds, or several, equally often.
     """
     device = draw.device
     withheld = torch.rand(pairs, 1, generator=draw, device=device) < dropout
     # The bits of a number above 0 say which.
     which = torch.randint(1, 2**kinds, (pairs, 1), generator=draw, device=device)
+    which = torch.where(torch.rand(pairs, 1, generator=draw, device=device) < 0.5, 2**kinds - 1, which)
     return ~(withheld & ((which >> torch.arange(kinds, device=device)) & 1).bool())

@@ -33,7 +33,7 @@ from ananet.datasets.sources import StoredPairs, open_stored_pairs
 from ananet.errors import InputError
 from ananet.estimators import load_estimator
 from ananet.io.files import only_process, remove_temporaries
-from ananet.networks import Network, Supervision, load_network, make_network, save_network
+from ananet.networks import ANANet, Network, Supervision, load_network, make_network, save_network
 from ananet.networks.input import SIDE_INPUT, side_input
 from ananet.pruners.learned import LearnedPruner
 from ananet.recipes import recipe_path
@@ -192,6 +192,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = _learning_rate(self.settings, self.step)
         batch, full = self.source.draw(self.step)
+        if isinstance(self.network, ANANet):
+            self.network.seeds = self.network.settings.seeds if self._through_seeds() else 0
         loss = self._loss(batch, full)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -201,16 +203,27 @@ class Trainer:
         self.average.update(self.step)
         return loss.detach(), gradient
 
+    def _through_seeds(self) -> bool:
+        """Whether a network with seeds attends through them in this step; the same in all processes."""
+        draw = torch.rand(1, generator=generator("cpu", "seeds", self.settings.seed, self.step))
+        return self.step >= self.settings.seeded_from and draw.item() < self.settings.seeded_share
+
     def _loss(self, batch: Batch, full: bool) -> Tensor:
         settings, mask = self.settings, batch.mask
         half = settings.precision == "bf16" and self.device.type == "cuda"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             found = self.model(self._input(batch), None if full else mask)
         loss = torch.zeros((), device=self.device)
+        target, weight = batch.target, batch.weight
+        for logits in found.right:
+            loss = loss + class_loss(logits, target, weight, settings.balance)
+        if found.right:
+            target, weight = settings.label_rule().by_line(batch.distance, batch.share)
+            weight = weight * mask
         for logits in found.stages:
-            loss = loss + class_loss(logits, batch.target, batch.weight, settings.balance)
+            loss = loss + class_loss(logits, target, weight, settings.balance)
         for logits in found.layers:
-            loss = loss + class_loss(logits, batch.target, batch.weight, settings.balance) / len(found.layers)
+            loss = loss + class_loss(logits, target, weight, settings.balance) / len(found.layers)
         if settings.geometric_weight and self.step >= settings.geometric_from:
             for weights in found.weights:
                 loss = loss + settings.geometric_weight * loss_of_solution(self.network.geometric, weights, batch)
@@ -242,6 +255,9 @@ class Trainer:
     def _scores(self, network: Network, estimator: str | None = None) -> dict[str, float]:
         answers = predict(LearnedPruner(network, self.device), self.validation)
         scores = score(answers, labels(self.validation, self.settings.label_rule()))
+        if len(network.labels) > 1:
+            line = predict(LearnedPruner(network, self.device, label="line"), self.validation)
+            scores |= {f"line_{name}": value for name, value in score(line, labels(self.validation)).items()}
         return scores if estimator is None else scores | pose_scores(answers, self.validation, estimator)
 
     def save(self, name: str, elapsed: float) -> None:

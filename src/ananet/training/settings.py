@@ -39,7 +39,8 @@ class TrainSettings(Settings):
     photo of 1000; a tighter one teaches which matches are precise."""
     labels: Literal["line", "depth"] = "line"
     """line: a match near the true epipolar line is right, as in the paper. depth: of these, a match is right if it lies
-    where the depth of the scene predicts. Pairs without known depth and synthetic problems keep the label by line."""
+    where the depth of the scene predicts. Pairs without known depth and synthetic problems keep the label by line. A
+    network with `right` learns both, each with an output of its own."""
     unknown_weight: float = 0.0
     """With labels by depth, weight of matches near the line whose depth is unknown; 0 leaves them out of the loss.
     Their target is the share of right ones among the known matches near the line in the training pairs, counted for
@@ -52,6 +53,10 @@ class TrainSettings(Settings):
     """Share of the steps that take `small_batches`, where given."""
     side_dropout: float = 0.3
     """How often some of a pair's side input is withheld, so that the network also works without it."""
+    seeded_share: float = 1.0
+    """Share of the steps in which a network with `seeds` attends through them; in the others, to every match."""
+    seeded_from: int = 0
+    """Step at which these begin. Attending to every match is a good start for both."""
     balance: float = 1.0
     """1 lets a pair's inliers weigh as much as its outliers, as the paper does; 0 lets every match weigh the same."""
     steps: int = 100_000
@@ -93,7 +98,7 @@ class TrainSettings(Settings):
     def check(self) -> None:
         for name in ("steps", "validate_every", "checkpoint_every", "log_every"):
             check_whole_number(name, getattr(self, name), 1)
-        for name in ("warmup", "geometric_from"):
+        for name in ("warmup", "geometric_from", "seeded_from"):
             check_whole_number(name, getattr(self, name), 0)
         for name in ("weight_decay", "geometric_weight", "unknown_weight", "accidental_weight"):
             if not 0 <= getattr(self, name) < math.inf:
@@ -101,7 +106,7 @@ class TrainSettings(Settings):
         if not self.clip_gradient > 0:
             raise InputError(f"clip_gradient: expected a number above 0, got {self.clip_gradient}")
         check_whole_number("seed", self.seed, 0, 2**63 - 1)
-        for name in ("synthetic_share", "small_share", "side_dropout", "balance", "averaging"):
+        for name in ("synthetic_share", "small_share", "side_dropout", "seeded_share", "balance", "averaging"):
             check_share(name, getattr(self, name))
         check_positive("inlier_distance", self.inlier_distance)
         check_positive("learning_rate", self.learning_rate)
@@ -110,6 +115,9 @@ class TrainSettings(Settings):
         if not 0 < self.final_learning_rate <= self.learning_rate:
             expected = f"a number above 0 and at most learning_rate ({self.learning_rate:g})"
             raise InputError(f"final_learning_rate: expected {expected}, got {self.final_learning_rate:g}")
+
+        if isinstance(self.network, ANANetSettings) and self.network.right and self.labels != "depth":
+            raise InputError(f"labels: expected depth for a network that tells what is right, got {self.labels}")
 
     def label_rule(self) -> LabelRule:
         return LabelRule(self.inlier_distance, self.labels, self.unknown_weight, self.accidental_weight)
