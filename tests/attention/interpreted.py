@@ -99,7 +99,7 @@ def test_half_precision(count):
 @pytest.mark.parametrize(("length", "count", "width", "part"), [(50, 7, 24, 4096), (130, 70, 40, 64), (1, 1, 16, 64)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_groups_agree_with_the_reference(length, count, width, part, dtype, monkeypatch):
-    monkeypatch.setattr(fused_seeds, "PART", part)
+    monkeypatch.setattr(fused_seeds, "cut_for", lambda filled: fused_seeds.Cut(part, 64, 4))
     x = torch.randn(2, length, width).to(dtype)
     lengths = torch.tensor([length, length // 2], dtype=torch.int32)
     mask = torch.arange(length) < lengths[:, None]
@@ -116,6 +116,23 @@ def test_groups_agree_with_the_reference(length, count, width, part, dtype, monk
     same = (group == moved.group)[mask]
     assert same.all() if dtype == torch.float32 else same.float().mean() > 0.95 or length == 1
     assert (group[~mask] == 10**6).all()
+
+
+@pytest.mark.parametrize(("count", "part"), [(7, 4096), (70, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_projected_means_of_groups_agree_with_the_reference(count, part, dtype, monkeypatch):
+    monkeypatch.setattr(fused_seeds, "cut_for", lambda filled: fused_seeds.Cut(part, 128, 8))
+    x, matrices, biases = torch.randn(2, 90, 32).to(dtype), (torch.randn(2, 32, 32) / 6).to(dtype), torch.randn(2, 32)
+    lengths = torch.tensor([90, 40], dtype=torch.int32)
+    mask = torch.arange(90) < lengths[:, None]
+    seeds = some_seeds(2, 90, count, mask)
+    x[~mask] = math.nan
+    group = seeds.group.int().masked_fill(~mask, 10**6)
+    projected, weights = fused_seeds.project_groups(x, group, count, lengths, matrices, biases)
+    assert torch.equal(weights, seeds.weights)
+    means = group_means(x.float()[:, None].masked_fill(~mask[:, None, :, None], 0), seeds)[:, 0]
+    expected = torch.einsum("bmi,pio->bmpo", means, matrices.float()) + biases
+    torch.testing.assert_close(projected.float(), expected, atol=5e-3 if dtype == torch.float16 else 1e-5, rtol=0)
 
 
 def test_operator_is_registered_correctly():

@@ -65,6 +65,7 @@ class FusedANANet(Engine):
         self.eps = folded.blocks[0].norm.eps
         encoders = [encoder for encoder in (folded.encoder, folded.side_encoder) if encoder is not None]
         self.encoder = self._encoder_weights(encoders, folded.blocks[0].projections)
+        self.seed_projections = [self._projections(block.projections) for block in folded.blocks]
         # What a block's matches go on to: the projections of the next block, or logits.
         following: list[Linear] = [*(block.projections for block in folded.blocks[1:]), folded.head]
         self.feedback: Weights | None = None
@@ -123,7 +124,7 @@ class FusedANANet(Engine):
                 so a fixed number makes results independent of the rest of the batch.
         """
         from ananet.attention.fused import Real, attend, sum_columns
-        from ananet.attention.fused_seeds import mean_groups, move_to_nearest
+        from ananet.attention.fused_seeds import mean_groups, move_to_nearest, project_groups
         from ananet.inference.ananet import kernels
         from ananet.inference.ananet.consensus import find_distances
 
@@ -160,9 +161,10 @@ class FusedANANet(Engine):
             else:
                 compared = features[..., :COMPARED]
                 for _ in range(FIRST_STEPS if number == 0 else 1):
-                    move_to_nearest(compared, *mean_groups(compared, group, count, lengths), group, lengths)
-                means, weight = mean_groups(projected.flatten(2), group, count, lengths)
-                seed_query, seed_key, seed_value = self._split(means.unflatten(2, projected.shape[2:]))
+                    move_to_nearest(compared, *mean_groups(compared, group, count, lengths, filled), group, lengths)
+                seed_weights = self.seed_projections[number]
+                seed_projected, weight = project_groups(features, group, count, lengths, *seed_weights, filled)
+                seed_query, seed_key, seed_value = self._split(seed_projected.unflatten(-1, (heads, -1)))
                 seeds = Real(weights=weight)
                 attend(query, seed_key, seed_value, output, log_sum, real, seeds, filled)
                 if self.moments:
@@ -219,6 +221,10 @@ class FusedANANet(Engine):
         matrices += [block.merge_features.weight, block.merge_attended, block.merge.weight]
         vectors += [block.merge_features.bias, block.merge.bias, *block.norm[:2]]
         return self._weights(matrices, vectors, following)
+
+    def _projections(self, projections: Linear) -> Weights:
+        matrices = projections.weight.split(self.settings.width)
+        return Weights(torch.cat([matrix.T.flatten() for matrix in matrices]).to(self.dtype), projections.bias.float())
 
     def _weights(self, matrices: list[Tensor], vectors: list[Tensor], following: Linear) -> Weights:
         if len(following.weight) == 1:  # a head works in single precision
