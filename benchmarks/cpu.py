@@ -3,7 +3,8 @@
     PYTHONPATH=src python3 benchmarks/cpu.py [results.json] [--command]
 
 Every number comes from its own process: peak memory never goes down again, and threads are set before the first
-operation. Times are medians over runs that alternate between the engine and the reference. Targets stand beside them.
+operation. Times are the least over rounds in which the engine, the reference and nearest neighbours take turns. Targets
+stand beside them.
 `--command` times the command alone.
 """
 
@@ -19,10 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 SMALL = {"width": 32, "heads": 1, "blocks": 3}
 # Settings of networks, and the bars: share of the reference's time, growth from 2048 to 8192.
@@ -37,8 +41,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], float, float]] = {
 }
 
 
-def times(settings: dict[str, Any], length: int, threads: int, runs: int, reference_too: bool) -> dict[str, float]:
-    """Median milliseconds of the whole network, batch 1; the reference is the paper's and attends to all matches."""
+def times(settings: dict[str, Any], threads: int, rounds: int) -> dict[str, float]:
+    """Least milliseconds of whole networks, batch 1, and of nearest neighbours, over rounds in which all take turns.
+
+    The reference is the paper's network in plain PyTorch, which attends to all matches. Other processes make some runs
+    longer and none shorter, so the least is what the work itself takes.
+    """
     import torch
 
     from ananet.attention.second_order import VARIABLE
@@ -48,34 +56,32 @@ def times(settings: dict[str, Any], length: int, threads: int, runs: int, refere
     torch.set_num_threads(threads)
     network = ANANet(ANANetSettings(form=settings.get("form", "linear"))).eval()
     engine = engine_for(ANANet(ANANetSettings(**settings)), torch.device("cpu"))
-    taken: dict[str, list[float]] = {"engine": [], "reference": []}
-    for _ in range(runs + 1):
-        matches = torch.rand(1, length, 4) * 2 - 1
-        begin = time.perf_counter()
-        engine(matches, None)
-        taken["engine"].append(time.perf_counter() - begin)
-        if reference_too:
-            os.environ[VARIABLE] = "reference"
-            with torch.inference_mode():
-                begin = time.perf_counter()
-                network(matches)
-                taken["reference"].append(time.perf_counter() - begin)
-            del os.environ[VARIABLE]
-    return {name: statistics.median(seconds[1:]) * 1000 for name, seconds in taken.items() if seconds}
 
+    @torch.inference_mode()
+    def run_reference(matches: torch.Tensor) -> None:
+        os.environ[VARIABLE] = "reference"
+        network(matches)
+        del os.environ[VARIABLE]
 
-def nearest_neighbour_milliseconds(count: int, threads: int, runs: int) -> float:
-    """Median of the two nearest neighbours of so many descriptors among as many others, 128 numbers each."""
-    import torch
-
-    torch.set_num_threads(threads)
-    taken = []
-    for _ in range(runs + 1):
-        descriptors = torch.randn(2, count, 128)
-        begin = time.perf_counter()
+    def match(descriptors: torch.Tensor) -> None:
+        """Two nearest neighbours of every descriptor."""
         (descriptors[0] @ descriptors[1].T).topk(2, dim=1)
-        taken.append(time.perf_counter() - begin)
-    return statistics.median(taken[1:]) * 1000
+
+    work: dict[str, tuple[Callable[[torch.Tensor], object], tuple[int, ...]]] = {
+        "engine 2048 ms": (engine, (1, 2048, 4)),
+        "reference 2048 ms": (run_reference, (1, 2048, 4)),
+        "engine 8192 ms": (engine, (1, 8192, 4)),
+        "nearest neighbours 8192 ms": (match, (2, 8192, 128)),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(rounds + 1):
+        for name, (run, shape) in work.items():
+            given = torch.rand(shape) * 2 - 1
+            begin = time.perf_counter()
+            run(given)
+            taken[name].append(time.perf_counter() - begin)
+    # The first round warms up.
+    return {name: min(seconds[1:]) * 1000 for name, seconds in taken.items()}
 
 
 def peak_megabytes(settings: dict[str, Any], length: int) -> float:
@@ -145,6 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", type=Path, help="JSON file to write")
     parser.add_argument("--command", action="store_true", help="time `ananet match` alone")
+    parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed (default: 7)")
     given = parser.parse_args()
     results: dict[str, Any] = {}
 
@@ -154,16 +161,11 @@ def main() -> None:
 
     for name, (settings, *_) in () if given.command else VARIANTS.items():
         for threads in (1, 2):
-            small = alone(times, settings, 2048, threads, 7, True)
-            large = alone(times, settings, 8192, threads, 3, False)
-            neighbours = alone(nearest_neighbour_milliseconds, 8192, threads, 3)
+            taken = alone(times, settings, threads, given.rounds)
             results[f"{name}, {threads} threads"] = {
-                "engine 2048 ms": small["engine"],
-                "reference 2048 ms": small["reference"],
-                "ratio": small["engine"] / small["reference"],
-                "engine 8192 ms": large["engine"],
-                "growth 2048 to 8192": large["engine"] / small["engine"],
-                "nearest neighbours 8192 ms": neighbours,
+                **taken,
+                "ratio": taken["engine 2048 ms"] / taken["reference 2048 ms"],
+                "growth 2048 to 8192": taken["engine 8192 ms"] / taken["engine 2048 ms"],
             }
         results[f"{name}, peak MB at 8192"] = {"above idle": alone(peak_megabytes, settings, 8192)}
     results["command, s"] = command_seconds()

@@ -24,6 +24,7 @@ TESTED_ELSEWHERE = {
     "_util/tables.py": "its docstring",
     "attention/cubic.py": "attention/test_reference.py and test_blocked.py hold it to the plain form",
     "attention/fused.py": "attention/test_fused.py, in Triton's interpreter",
+    "attention/fused_seeds.py": "attention/interpreted.py, in Triton's interpreter",
     "inference/call_kernels.py": "inference/interpreted_calls.py, in Triton's interpreter",
     "inference/ananet/consensus.py": "inference/interpreted.py, in Triton's interpreter",
     "inference/ananet/folded.py": "inference/test_ananet.py",

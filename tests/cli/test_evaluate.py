@@ -67,7 +67,7 @@ def test_models(scene, tmp_path, run):
     code, out, _ = run("evaluate", plane, *options("--by-scene"))
     assert code == 0 and "wall (photos with homographies): 2 pairs of 1 scene" in out and "AUC@3 px" in out
     code, _, err = run("evaluate", plane, *options("--model", "fundamental"))
-    assert code == 2 and "model: expected homography, as" in err
+    assert code == 2 and "model: expected homography for" in err
     code, _, err = run("evaluate", plane, *options("--table", 1))
     assert code == 2 and "--table: 1 needs poses" in err
 
