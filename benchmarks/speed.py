@@ -95,8 +95,11 @@ def measure(
     timer = _gpu_milliseconds if device.type == "cuda" else _cpu_milliseconds
     # The first run takes the memory of CUDA graphs, which counts, or loads libraries on a CPU, which does not.
     peak = PeakMemory(device)
+    start = time.perf_counter()
     for _ in range(WARM_UP_RUNS):
         timer(call, make_input())
+        if time.perf_counter() - start > effort.seconds:
+            break
     if device.type == "cpu":
         peak = PeakMemory(device)
     times: list[float] = []
