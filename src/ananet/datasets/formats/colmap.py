@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ananet.core.cameras import CAMERA_MODELS, MODEL_NAMES, Camera, calibrate, parse_camera, undistort_points
+from ananet.core.cameras import MODEL_NAMES, Camera, calibrate, camera_model, parse_camera, undistort_points
 from ananet.datasets.base import PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import SceneFolders
 from ananet.errors import InputError
@@ -202,10 +202,8 @@ def _binary_cameras(path: Path) -> Iterator[tuple[int, Camera]]:
     for _ in range(int(reader.take("Q")[0])):
         identity, number, width, height = map(int, reader.take("iiQQ"))
         where = f"{path}, camera {identity}"
-        if number not in MODEL_NAMES:
-            raise InputError(f"{where}: expected a camera model of {', '.join(CAMERA_MODELS)}, got number {number}")
-        model_name = MODEL_NAMES[number]
-        parameters = reader.take("d" * CAMERA_MODELS[model_name].parameters)
+        model_name = MODEL_NAMES.get(number, f"number {number}")
+        parameters = reader.take("d" * camera_model(model_name, where).parameters)
         yield identity, parse_camera(model_name, (width, height), parameters, where)
 
 
