@@ -180,7 +180,7 @@ def test_the_focal_length_can_be_found(pair, blind):
     focal = found.cameras.K0[0, 0]
     assert focal == found.cameras.K1[0, 0] and 370 <= focal <= 2300
     assert f"focal length {focal:.0f} px, found from the matches" in found.summary()
-    assert found.pose_summary.endswith(f" Of the matches alone, the focal length is {focal:.0f} px.")
+    assert found.pose_summary.endswith(f" Focal length found from the matches: {focal:.0f} px.")
     assert found.to_dict()["cameras"]["source"] == "found" and "focal" in found.milliseconds
     given = match_photos(pair.image0, pair.image1, pruner="mutual+ratio", focal=focal)
     np.testing.assert_allclose(given.pose.R, found.pose.R, atol=1e-2)

@@ -133,7 +133,7 @@ def test_the_geometry_of_unknown_cameras(client, photos):
     files = sent(photos["left"], photos["right"])
     found = client.post("/v1/match", files=files, data={"focal": "auto", "motions": "false"}).json()
     assert found["cameras"]["source"] == "found" and found["model"] == "essential" and found["fundamental"]
-    assert "Of the matches alone, the focal length is" in found["pose_summary"]
+    assert "Focal length found from the matches: " in found["pose_summary"]
     named = client.post("/v1/match", files=files, data={"model": "homography", "motions": "false"}).json()
     assert named["model"] == "homography" and named["homography"] and not named["criterion"]
 

@@ -179,17 +179,12 @@ class Camera:
     distortion: tuple[str, tuple[float, ...]] | None
 
 
-def camera_model(name: str, where: str) -> CameraModel:
-    """A model by its name; of one that is not known, "number" and its number may be given."""
-    if name in CAMERA_MODELS:
-        return CAMERA_MODELS[name]
-    advice = "; cut panoramas of 360 degrees into pinhole views first" if name in PANORAMAS else ""
-    raise InputError(f"{where}: expected a camera model of {', '.join(CAMERA_MODELS)}, got {name}{advice}")
-
-
 def parse_camera(model_name: str, size: tuple[int, int], parameters: Iterable[float], where: str) -> Camera:
     """COLMAP's parameters as K and the distortion; `where` names their location in error messages."""
-    model = camera_model(model_name, where)
+    model = CAMERA_MODELS.get(model_name)
+    if model is None:
+        advice = "; cut panoramas of 360 degrees into pinhole views first" if model_name in PANORAMAS else ""
+        raise InputError(f"{where}: expected a camera model of {', '.join(CAMERA_MODELS)}, got {model_name}{advice}")
     values = [float(value) for value in parameters]
     if len(values) != model.parameters or not all(map(math.isfinite, values)):
         raise InputError(f"{where}: expected {model.parameters} finite parameters of {model_name}, got {values}")

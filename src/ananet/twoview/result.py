@@ -187,7 +187,7 @@ class PhotoMatches:
         turned = f"The camera turned by {angle:.1f} degrees"
         doubt = "" if self.overlap.found else " Do not trust this: the photos do not seem to show the same scene."
         if self.cameras.source == "found":
-            doubt = f" Of the matches alone, the focal length is {self._focal_lengths} px.{doubt}"
+            doubt = f" Focal length found from the matches: {self._focal_lengths} px.{doubt}"
         if self.rotation_only:
             return f"{turned} and hardly moved, so only the rotation can be trusted.{doubt}"
         # Axes of the first camera: x to the right, y down, z forward.

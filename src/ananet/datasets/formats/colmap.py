@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ananet.core.cameras import MODEL_NAMES, Camera, calibrate, camera_model, parse_camera, undistort_points
+from ananet.core.cameras import CAMERA_MODELS, MODEL_NAMES, Camera, calibrate, parse_camera, undistort_points
 from ananet.datasets.base import PosedImage, PosedPair, PosedScene
 from ananet.datasets.sources import SceneFolders
 from ananet.errors import InputError
@@ -203,7 +203,8 @@ def _binary_cameras(path: Path) -> Iterator[tuple[int, Camera]]:
         identity, number, width, height = map(int, reader.take("iiQQ"))
         where = f"{path}, camera {identity}"
         model_name = MODEL_NAMES.get(number, f"number {number}")
-        parameters = reader.take("d" * camera_model(model_name, where).parameters)
+        model = CAMERA_MODELS.get(model_name)
+        parameters = () if model is None else reader.take("d" * model.parameters)
         yield identity, parse_camera(model_name, (width, height), parameters, where)
 
 
