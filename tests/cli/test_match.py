@@ -368,7 +368,7 @@ def test_a_list_of_pairs(photos, tmp_path, run):
     assert f"{tmp_path / 'out' / 'a-b.png'}" in lines[0] and "kept" in lines[0]
     assert "  no overlap, " in lines[1]
     assert "none.jpg: no such file" in lines[2] and "text.jpg: not an image" in lines[3]
-    assert err == "4 pairs: 1 without overlap, 2 unreadable\n"
+    assert err == "4 pairs: 1 without overlap, 2 not matched\n"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a-b.png", "a-other.png"]
     code, out, _ = run(*many, "--json")
     results = json.loads(out)

@@ -133,6 +133,8 @@ def test_principal_points_move_to_the_centre_of_the_first_pixel() -> None:
     ("model", "parameters", "message"),
     [
         ("LENSBABY", [500], "here: expected a camera model of .* got LENSBABY"),
+        ("EQUIRECTANGULAR", [500], "got EQUIRECTANGULAR; cut panoramas of 360 degrees into pinhole views first"),
+        ("number 17", [500], "got number 17; cut panoramas of 360 degrees into pinhole views first"),
         ("PINHOLE", [500, 500, 320], "here: expected 4 finite parameters of PINHOLE"),
         ("PINHOLE", [500, 500, 320, float("nan")], "here: expected 4 finite parameters"),
         ("PINHOLE", [-500, 500, 320, 240], "here: expected positive focal lengths"),

@@ -1,5 +1,7 @@
 """Which geometry two photos have."""
 
+from dataclasses import replace
+
 import cv2
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from ananet import Correspondences, InputError, PhotoMatcher, Pruned, match_phot
 from ananet.cli.demo import MeasuredPair, motorcycle, rotation
 from ananet.core.geometry import epipolar_distance, homography_distance
 from ananet.estimators import load_estimator
+from ananet.twoview.drawing import without_far_side
 from ananet.twoview.models import find_models
 from tests.conftest import make_problem
 
@@ -85,6 +88,8 @@ def test_a_named_model_alone_is_estimated():
         choose(uncalibrated(problem.matches), "essential")
     with pytest.raises(InputError, match=r"model: expected one of auto, .*, homography, got 'affine'"):
         PhotoMatcher(model="affine")
+    with pytest.raises(InputError, match="got 'homografy'; did you mean 'homography'"):
+        PhotoMatcher(model="homografy")
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +119,7 @@ def test_photos_of_unknown_cameras(pair, blind):
     result = blind.to_dict()
     assert result["model"] == "fundamental" and result["model_inliers"] == blind.inliers.sum()
     assert np.shape(result["fundamental"]) == np.shape(result["homography"]) == (3, 3)
+    assert repr(blind).endswith(f", fundamental with {blind.inliers.sum()} inliers)")
     assert "fundamental with" in blind.one_line() and "\n  F  [[" in blind.summary()
     assert blind.model_summary.endswith(f" {blind.inliers.sum()} of {blind.count} kept matches agree.")
 
@@ -121,6 +127,11 @@ def test_photos_of_unknown_cameras(pair, blind):
 def test_a_named_model_is_not_called_evidence(pair, turned):
     plane = match_photos(pair.image0, pair.image1, pruner="mutual+ratio", model="homography", focal=1000)
     assert plane.model_summary.startswith("A homography was estimated, nothing else: it holds for a plane")
+    strict = match_photos(
+        pair.image0, pair.image1, pruner="mutual+ratio", model="homography", estimator="poselib@threshold=0.3"
+    )
+    depth = " Most kept matches disagree with it, as in a scene with depth."
+    assert depth in strict.model_summary and depth not in plane.model_summary
     assert plane.pose_summary == "No pose: only a homography was estimated."
     assert "pose       none: only a homography was estimated" in plane.summary()
     for images, focal, model in (
@@ -168,7 +179,8 @@ def test_the_focal_length_can_be_found(pair, blind):
     assert found.cameras.source == "found" and found.model == "essential" and found.pose is not None
     focal = found.cameras.K0[0, 0]
     assert focal == found.cameras.K1[0, 0] and 370 <= focal <= 2300
-    assert f"{focal:.0f} px, found from the matches" in found.summary()
+    assert f"focal length {focal:.0f} px, found from the matches" in found.summary()
+    assert found.pose_summary.endswith(f" Focal length found from the matches: {focal:.0f} px.")
     assert found.to_dict()["cameras"]["source"] == "found" and "focal" in found.milliseconds
     given = match_photos(pair.image0, pair.image1, pruner="mutual+ratio", focal=focal)
     np.testing.assert_allclose(given.pose.R, found.pose.R, atol=1e-2)
@@ -182,8 +194,27 @@ def test_nothing_kept_has_words(pair):
     nothing = match_photos(pair.image0, pair.image1, pruner="ratio@threshold=0.001", focal="auto")
     assert nothing.model is None and nothing.inliers is None and nothing.cameras.source is None
     assert nothing.model_summary == "No geometry was found: too few matches agree on one." and nothing.covered == 0
+    assert nothing.pose_summary == "No pose: nothing was kept."
     with pytest.raises(InputError, match="model: a warped photo needs a homography, got none"):
         nothing.warp(images=(pair.image0, pair.image1))
+
+
+def test_a_named_pose_without_a_focal_length(pair):
+    images = (pair.image0, pair.image1)
+    with pytest.raises(InputError, match="model: essential needs K0 and K1 or a focal length, which may be auto"):
+        match_photos(*images, pruner="mutual+ratio", model="essential")
+    nothing = match_photos(*images, pruner="ratio@threshold=0.001", focal="auto", model="essential")
+    assert nothing.model is None and nothing.pose is None and nothing.cameras.source is None
+
+
+def test_photos_apart_have_no_geometry_to_trust(pair):
+    other = np.random.default_rng(0).integers(0, 255, (60, 80, 3), np.uint8)
+    other = cv2.resize(other, (640, 480), interpolation=cv2.INTER_CUBIC)
+    found = match_photos(pair.image0, other, pruner="mutual", focal="auto")
+    assert not found.overlap.found and found.model is not None
+    assert found.model_summary.startswith("Do not trust this geometry: the photos do not seem to show the same scene.")
+    assert "has depth" not in found.model_summary and "px, found from the matches, not to be trusted" in found.summary()
+    assert "geometry   none: No geometry was found" in replace(found, model=None).summary()
 
 
 def test_matches_in_a_corner_are_not_to_be_trusted_elsewhere(turned):
@@ -213,6 +244,18 @@ def test_the_first_photo_warped_onto_the_second(turned, tmp_path):
     arrays = match_photos(turned.image0, turned.image1, pruner="mutual+ratio")
     with pytest.raises(InputError, match="images: expected both photos, since they were not given as files"):
         arrays.warp()
+
+
+def test_nothing_beyond_the_horizon_is_warped():
+    image = np.full((100, 200, 3), 255, np.uint8)
+    # The plane's horizon is the column 150: what is right of it lies behind the camera.
+    H = np.array([[1.0, 0, 0], [0, 1, 0], [-1 / 150, 0, 1]])
+    near = np.random.default_rng(0).uniform(0, 100, (20, 2))
+    for one in (image, image[..., 0]):
+        for sign in (1, -1):
+            cut = without_far_side(one, sign * H, near)
+            assert (cut[:, :150] == 255).all() and not cut[:, 151:].any() and (one == 255).all()
+        assert without_far_side(one, TILTED, near) is one and without_far_side(one, H, near[:0])[0, 0].all()
 
 
 def test_epipolar_lines_are_drawn(pair, blind, tmp_path):

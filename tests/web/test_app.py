@@ -129,6 +129,15 @@ def test_large_photos_and_focal_lengths_from_exif(photos):
     assert found["cameras"]["source"] == "exif" and found["cameras"]["K0"][0] == [741, 0, 370]
 
 
+def test_the_geometry_of_unknown_cameras(client, photos):
+    files = sent(photos["left"], photos["right"])
+    found = client.post("/v1/match", files=files, data={"focal": "auto", "motions": "false"}).json()
+    assert found["cameras"]["source"] == "found" and found["model"] == "essential" and found["fundamental"]
+    assert "Focal length found from the matches: " in found["pose_summary"]
+    named = client.post("/v1/match", files=files, data={"model": "homography", "motions": "false"}).json()
+    assert named["model"] == "homography" and named["homography"] and not named["criterion"]
+
+
 def test_two_photos_that_do_not_overlap(client, photos):
     found = client.post("/v1/match", files=sent(photos["left"], photos["other"])).json()
     assert not found["overlap"]["found"] and found["pose"] is None
@@ -149,7 +158,8 @@ def test_two_photos_that_do_not_overlap(client, photos):
         ({"photo2": ("more.jpg", b"hello")}, {}, "Too many files"),
         ({}, {"detector": "stored@path=/etc"}, "detector: expected one of sift, orb"),
         ({}, {"pruner": "../weights.safetensors"}, "pruner: expected one of auto"),
-        ({}, {"focal": "far"}, "focal: expected a number of pixels"),
+        ({}, {"focal": "far"}, "focal: expected a number of pixels or auto"),
+        ({}, {"model": "homografy"}, "model: expected one of auto, essential, fundamental, homography"),
         ({}, {"motions": "maybe"}, "motions: expected true or false"),
         ({}, {"colour": "red"}, "form: expected photo0, photo1 and some of"),
         ({}, {"pruner": "x" * 100_000}, "exceeded maximum size"),

@@ -186,7 +186,7 @@ def test_cameras():
     given = chosen({"K0": "500,501,200,150", "K1": "600,600,200,150"})
     assert given.K0[1].tolist() == [0, 501, 150] and given.K1[0, 0] == 600
     for fields, message in (
-        ({"focal": "abc"}, "focal: expected a number of pixels, got 'abc'"),
+        ({"focal": "abc"}, "focal: expected a number of pixels or auto, got 'abc'"),
         ({"focal": "-3"}, "focal: expected a positive number"),
         ({"focal": "nan"}, "focal: expected a positive number"),
         ({"focal": "1e300"}, "focal: expected a positive number"),

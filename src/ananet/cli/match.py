@@ -20,7 +20,7 @@ from ananet.io.pairs import read_pairs
 if TYPE_CHECKING:
     from ananet.twoview import PhotoMatcher, PhotoMatches
 
-NO_OVERLAP, UNREADABLE = 1, 2
+NO_OVERLAP, UNMATCHED = 1, 2
 MODELS = ("auto", "essential", "fundamental", "homography")
 PICTURE, FOLDER = Path("matches.png"), Path("matches")
 
@@ -240,12 +240,12 @@ def _match_many(
     from tqdm import tqdm
 
     results: list[dict[str, Any]] = []
-    unreadable = apart = 0
+    unmatched = apart = 0
     bar = tqdm(pairs, desc="match", unit="pair", disable=not sys.stderr.isatty(), leave=False)
     for pair, found in zip(bar, matcher.match_pairs([pair[:2] for pair in pairs], **cameras), strict=True):
         names = [str(path) for path in pair[:2]]
         if isinstance(found, InputError):
-            unreadable += 1
+            unmatched += 1
             results.append({"photos": [{"name": name} for name in names], "error": str(found)})
             line = f"not matched: {found}"
         else:
@@ -258,6 +258,6 @@ def _match_many(
                 print(" ".join(names) + "  " + line, flush=True)
     if arguments.json:
         shared.print_json(results)
-    if unreadable or apart:
-        print(f"{count(len(pairs), 'pair')}: {apart} without overlap, {unreadable} unreadable", file=sys.stderr)
-    return UNREADABLE if unreadable else NO_OVERLAP if apart else 0
+    if unmatched or apart:
+        print(f"{count(len(pairs), 'pair')}: {apart} without overlap, {unmatched} not matched", file=sys.stderr)
+    return UNMATCHED if unmatched else NO_OVERLAP if apart else 0

@@ -166,6 +166,8 @@ CAMERA_MODELS = {
     "FISHEYE": CameraModel(15, 2, fisheye=True),
 }
 MODEL_NAMES = {model.number: name for name, model in CAMERA_MODELS.items()}
+# COLMAP's panoramas of 360 degrees, by name and by number: no pinhole camera shows them.
+PANORAMAS = ("EQUIRECTANGULAR", "number 17")
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +183,8 @@ def parse_camera(model_name: str, size: tuple[int, int], parameters: Iterable[fl
     """COLMAP's parameters as K and the distortion; `where` names their location in error messages."""
     model = CAMERA_MODELS.get(model_name)
     if model is None:
-        raise InputError(f"{where}: expected a camera model of {', '.join(CAMERA_MODELS)}, got {model_name}")
+        advice = "; cut panoramas of 360 degrees into pinhole views first" if model_name in PANORAMAS else ""
+        raise InputError(f"{where}: expected a camera model of {', '.join(CAMERA_MODELS)}, got {model_name}{advice}")
     values = [float(value) for value in parameters]
     if len(values) != model.parameters or not all(map(math.isfinite, values)):
         raise InputError(f"{where}: expected {model.parameters} finite parameters of {model_name}, got {values}")

@@ -256,6 +256,24 @@ def _far_apart(points: np.ndarray, count: int) -> list[int]:
     return chosen
 
 
+def without_far_side(image: np.ndarray, H: np.ndarray, near: np.ndarray) -> np.ndarray:
+    """The image with what lies beyond the horizon of a homography black: warping would mirror it into the picture.
+
+    Args:
+        image: [H x W] or [H x W x 3] uint8.
+        near: [N x 2] pixels on the side that is kept, as most of them are.
+    """
+    height, width = image.shape[:2]
+    depth = H[2, 0] * np.arange(width, dtype=np.float32) + (H[2, 1] * np.arange(height) + H[2, 2])[:, None]
+    sides = np.sign(near @ H[2, :2] + H[2, 2])
+    kept = depth > 0 if sides.sum() >= 0 else depth < 0
+    if kept.all():
+        return image
+    cut = image.copy()
+    cut[~kept] = 0
+    return cut
+
+
 def stack(*pictures: np.ndarray) -> np.ndarray:
     """Pictures below each other, narrower ones padded with white on the right."""
     width = max(picture.shape[1] for picture in pictures)

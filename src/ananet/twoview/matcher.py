@@ -29,7 +29,7 @@ from ananet.pruners import LearnedPruner, Pruner, load
 from ananet.pruners.auto import Auto
 from ananet.twoview.cameras import Cameras, choose_cameras
 from ananet.twoview.drawing import Panel, make_panel
-from ananet.twoview.models import ModelOption, Models, check_model, find_models
+from ananet.twoview.models import NEEDS_CAMERAS, ModelOption, Models, check_model, find_models
 from ananet.twoview.motions import group_motions
 from ananet.twoview.overlap import check_overlap, measure_parallax
 from ananet.twoview.refinement import refine as refine_matches
@@ -196,6 +196,9 @@ class PhotoMatcher:
         photos = (photo0, photo1)
         exif = {f"exif_focal{n}": photo.exif_focal for n, photo in enumerate(photos) if self.use_exif}
         cameras = choose_cameras(photo0.size, photo1.size, K0=K0, K1=K1, focal=focal, **exif)
+        if self.model == "essential" and cameras.source is None and focal != "auto":
+            unknown = "" if cameras.missing is None else f" of {photos[cameras.missing].name} (no EXIF)"
+            raise InputError(f"{NEEDS_CAMERAS}{unknown}")
         sources = [photo.source for photo in photos if photo.source is not None]
         if self.refine and len(sources) < 2:
             raise InputError("refine: needs the photos, expected image0 and image1, got Features")
@@ -230,7 +233,9 @@ class PhotoMatcher:
                 cameras = Cameras("found", K0, K1)
                 matches = matches.replace(**_scaled_cameras(cameras, photos))
             watch.lap("focal")
-        models = find_models(matches, kept, self.estimator, self.model)
+        # Too few matches to find the focal length are too few for a pose: a verdict, not a wrong argument.
+        lost = self.model == "essential" and not matches.calibrated
+        models = Models() if lost else find_models(matches, kept, self.estimator, self.model)
         if models.pose is not None:
             inliers = models.pose.inliers
             parallax = measure_parallax(matches[inliers], models.pose.R, self.estimator.ray_threshold(matches))

@@ -22,6 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ananet._util.checks import like
 from ananet.core import geometry
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
@@ -33,6 +34,7 @@ MODELS: tuple[ModelOption, ...] = ("auto", "essential", "fundamental", "homograp
 # sigma over the standard deviation about the epipolar lines, its bounds in pixels, and c: chosen on training scenes
 # and on warped training photos (docs/geometry.md). Torr has c = 2, which turns a scene with a large plane into a plane.
 NOISE, MIN_NOISE, MAX_NOISE, MAX_SQUARED = 4.0, 0.1, 3.0, 10.0
+NEEDS_CAMERAS = "model: essential needs K0 and K1 or a focal length, which may be auto, got none"
 # Parameters of each model, and how many numbers of a match it leaves free.
 PARAMETERS: dict[Model, int] = {"essential": 5, "fundamental": 7, "homography": 8}
 FREE: dict[Model, int] = {"essential": 3, "fundamental": 3, "homography": 2}
@@ -55,7 +57,7 @@ def check_model(model: object) -> ModelOption:
     for name in MODELS:
         if model == name:
             return name
-    raise InputError(f"model: expected one of {', '.join(MODELS)}, got {model!r}")
+    raise InputError(f"model: expected one of {', '.join(MODELS)}, got {model!r}{like(str(model), MODELS)}")
 
 
 def find_models(
@@ -63,7 +65,7 @@ def find_models(
 ) -> Models:
     """Estimate the named model; or epipolar geometry (a pose if the cameras are known) and a homography, and choose."""
     if check_model(model) == "essential" and not matches.calibrated:
-        raise InputError("model: essential needs K0 and K1 or a focal length, which may be auto, got none")
+        raise InputError(NEEDS_CAMERAS)
     epipolar: Model = "essential" if matches.calibrated else "fundamental"
     wanted: tuple[Model, ...] = (epipolar, "homography") if model == "auto" else (model,)
     pose = estimator.pose(matches, kept) if "essential" in wanted else None

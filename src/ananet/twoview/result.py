@@ -24,7 +24,14 @@ from ananet.io.files import atomic_path, is_file, save_arrays
 from ananet.io.images import as_photo, check_picture, save_picture
 from ananet.pruners import Pruned
 from ananet.twoview.cameras import Cameras
-from ananet.twoview.drawing import Panel, draw_epipolar_lines, draw_matches, draw_motions, make_panel
+from ananet.twoview.drawing import (
+    Panel,
+    draw_epipolar_lines,
+    draw_matches,
+    draw_motions,
+    make_panel,
+    without_far_side,
+)
 from ananet.twoview.models import epipolar_matrix
 from ananet.twoview.motions import Motions, in_words
 from ananet.twoview.overlap import Overlap
@@ -102,6 +109,8 @@ class PhotoMatches:
 
     def __repr__(self) -> str:
         pose = "no pose" if self.pose is None else f"pose with {self._inliers} inliers"
+        if self.pose is None and self.model is not None and self.inliers is not None:
+            pose = f"{self.model} with {int(self.inliers.sum())} inliers"
         overlap = "" if self.overlap.found else ", no overlap"
         camera = "" if self.camera_doubt is None else ", camera doubtful"
         return f"PhotoMatches({self.count} of {len(self.matches)} kept by {self.pruner}{overlap}, {pose}{camera})"
@@ -166,21 +175,31 @@ class PhotoMatches:
     @property
     def pose_summary(self) -> str:
         """How the camera moved between the photos, in words; without a pose, why there is none."""
+        if not self.count:
+            return "No pose: nothing was kept."
         if self.cameras.source is None:
             missing = f"the focal length{self._unknown_focal} is not known"
-            return f"No pose: {missing}. Give it, or the camera matrices, to get the pose."
+            return f"No pose: {missing}. Give it (auto finds it from the matches) or the camera matrices."
         if self.pose is None:
             return "No pose was found." if self.model is None else f"No pose: {self._only_model}."
         R, t = (_numpy(part) for part in (self.pose.R, self.pose.t))
         angle = math.degrees(math.acos(min(1.0, max(-1.0, (float(np.trace(R)) - 1) / 2))))
         turned = f"The camera turned by {angle:.1f} degrees"
         doubt = "" if self.overlap.found else " Do not trust this: the photos do not seem to show the same scene."
+        if self.cameras.source == "found":
+            doubt = f" Focal length found from the matches: {self._focal_lengths} px.{doubt}"
         if self.rotation_only:
             return f"{turned} and hardly moved, so only the rotation can be trusted.{doubt}"
         # Axes of the first camera: x to the right, y down, z forward.
         directions = zip(-R.T @ t, ("right", "down", "forward"), ("left", "up", "backward"), strict=True)
         words = [plus if value > 0 else minus for value, plus, minus in directions if abs(value) >= MIN_COMPONENT]
         return f"{turned} and moved {' and '.join(words)}. {self._inliers} matches agree with this.{doubt}"
+
+    @property
+    def _focal_lengths(self) -> str:
+        """Of both cameras, one number if they are the same."""
+        focals = (f"{K[0, 0]:.0f}" for K in (self.cameras.K0, self.cameras.K1) if K is not None)
+        return " and ".join(dict.fromkeys(focals))
 
     @property
     def _only_model(self) -> str:
@@ -192,10 +211,15 @@ class PhotoMatches:
         """Which geometry the two photos have, in words, and what to expect of it."""
         if self.model is None or self.inliers is None:
             return "No geometry was found: too few matches agree on one."
-        if not self.criterion and not self.rotation_only:
+        number = int(self.inliers.sum())
+        if not self.overlap.found:
+            words = "Do not trust this geometry: the photos do not seem to show the same scene."
+        elif not self.criterion and not self.rotation_only:
             # It was named, or the other one was not found: nothing says that the photos have this geometry.
             if self.model == "homography":
                 words = "A homography was estimated, nothing else: it holds for a plane, or a camera that only turned."
+                if 2 * number < self.count:
+                    words += " Most kept matches disagree with it, as in a scene with depth."
             else:
                 words = "Epipolar geometry was estimated, nothing else: it gives a point's line in the other photo."
                 if self.model == "fundamental":
@@ -211,12 +235,11 @@ class PhotoMatches:
             words = "The camera hardly moved: the direction of its movement cannot be seen."
         else:
             words = "The scene has depth: a point of one photo lies on a line in the other."
-        number = int(self.inliers.sum())
         agree = f"{number} of {self.count} kept matches agree"
         words += f" {agree}." if number >= MIN_SURE else f" Only {agree}: it may be wrong."
         if self.covered < MIN_COVERED:
             words += f" They span only {100 * self.covered:.1f} % of a photo: do not trust the geometry elsewhere."
-        return words if self.overlap.found else f"{words} The photos do not seem to show the same scene."
+        return words
 
     def one_line(self) -> str:
         """Kept matches and inliers of the pose, for lists of many pairs."""
@@ -240,8 +263,9 @@ class PhotoMatches:
             lines.append(f"refined    {int(self.refined.aligned.sum())} of {self.count} kept matches")
         if self.cameras.source in ("exif", "found"):
             source = "from EXIF" if self.cameras.source == "exif" else "found from the matches"
-            focal = " and ".join(f"{K[0, 0]:.0f}" for K in (self.cameras.K0, self.cameras.K1) if K is not None)
-            lines.append(f"camera     focal lengths {focal} px, {source}")
+            doubt = "" if self.overlap.found or self.cameras.source == "exif" else ", not to be trusted"
+            several = "s" if " and " in self._focal_lengths else ""
+            lines.append(f"camera     focal length{several} {self._focal_lengths} px, {source}{doubt}")
         if self.camera_doubt:
             lines.append(f"camera     doubtful: {self.camera_doubt}")
         lines += self._geometry_lines()
@@ -252,7 +276,9 @@ class PhotoMatches:
 
     def _geometry_lines(self) -> list[str]:
         lines: list[str] = []
-        if self.model is not None and self.inliers is not None:
+        if self.model is None and self.count:
+            lines.append(f"geometry   none: {self.model_summary}")
+        elif self.model is not None and self.inliers is not None:
             lines.append(f"geometry   {MODEL_IN_WORDS[self.model]}: {int(self.inliers.sum())} inliers")
             lines.append(f"           {self.model_summary}")
             if self.model == "homography" and self.homography is not None:
@@ -273,7 +299,8 @@ class PhotoMatches:
             lines.append(f"pose       none: nothing was kept; {advice}")
         elif self.cameras.source is None:
             missing = f"the focal length{self._unknown_focal} is not known"
-            lines.append(f"pose       not estimated: {missing}, give it or the camera matrices")
+            advice = "give it (auto finds it from the matches) or the camera matrices"
+            lines.append(f"pose       not estimated: {missing}, {advice}")
         else:
             lines.append("pose       none found" if self.model is None else f"pose       none: {self._only_model}")
         return lines
@@ -446,7 +473,9 @@ class PhotoMatches:
             raise InputError("images: expected both photos, since they were not given as files, got none")
         first = as_photo(self.names[0] if images is None else images[0], longest_side=None).pixels
         width, height = (round(side) for side in self.features1.image_size)
-        picture = cv2.warpPerspective(first, _numpy(self.homography.H), (width, height), flags=cv2.INTER_LINEAR)
+        H, inliers = _numpy(self.homography.H), _numpy(self.homography.inliers)
+        first = without_far_side(first, H, self.matches.numpy_points()[0][inliers])
+        picture = cv2.warpPerspective(first, H, (width, height), flags=cv2.INTER_LINEAR)
         picture = picture if picture.ndim == 3 else cv2.cvtColor(picture, cv2.COLOR_GRAY2BGR)
         if path is not None:
             save_picture(path, picture)

@@ -25,6 +25,7 @@ from ananet.errors import InputError
 from ananet.features import DETECTORS, Detector, load_detector
 from ananet.pruners import list_pruners, load
 from ananet.twoview import PhotoMatcher
+from ananet.twoview.models import check_model
 from ananet.web import payloads
 from ananet.web.batching import MAX_PAIRS, MAX_WAIT, Batcher, SharedPruner
 from ananet.web.limits import Counters, Guard, Limits, error_response, unless_gone
@@ -92,6 +93,7 @@ class Service:
             pruner=self.pruner(fields.get("pruner")),
             longest_side=self.limits.longest_side,
             motions=motions == "true",
+            model=check_model(fields.get("model", "auto")[:80]),
             device=self.device,
         )
         names = [payloads.check_photo(name, data, self.limits) for name, data in photos]

@@ -41,6 +41,7 @@ FIELDS = {
     "focal": "focal length of both photos in pixels, or auto to find it from the matches where EXIF has none",
     "K0": "camera of the first photo as fx,fy,cx,cy",
     "K1": "camera of the second photo as fx,fy,cx,cy",
+    "model": "auto, essential, fundamental or homography: the geometry to estimate (default: auto, by the evidence)",
     "motions": "true or false: find which matches move together (default: true)",
 }
 _PHOTOS = {"photo0": "a JPEG, PNG or WebP file", "photo1": "a JPEG, PNG or WebP file"}

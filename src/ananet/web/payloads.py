@@ -99,7 +99,7 @@ def read_cameras(fields: dict[str, str]) -> dict[str, Any]:
         try:
             found["focal"] = float(fields["focal"])
         except ValueError:
-            raise InputError(f"focal: expected a number of pixels, got {shown(fields['focal'])!r}") from None
+            raise InputError(f"focal: expected a number of pixels or auto, got {shown(fields['focal'])!r}") from None
     return found
 
 

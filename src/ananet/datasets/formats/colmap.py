@@ -202,10 +202,9 @@ def _binary_cameras(path: Path) -> Iterator[tuple[int, Camera]]:
     for _ in range(int(reader.take("Q")[0])):
         identity, number, width, height = map(int, reader.take("iiQQ"))
         where = f"{path}, camera {identity}"
-        if number not in MODEL_NAMES:
-            raise InputError(f"{where}: expected a camera model of {', '.join(CAMERA_MODELS)}, got number {number}")
-        model_name = MODEL_NAMES[number]
-        parameters = reader.take("d" * CAMERA_MODELS[model_name].parameters)
+        model_name = MODEL_NAMES.get(number, f"number {number}")
+        model = CAMERA_MODELS.get(model_name)
+        parameters = () if model is None else reader.take("d" * model.parameters)
         yield identity, parse_camera(model_name, (width, height), parameters, where)
 
 
