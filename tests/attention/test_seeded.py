@@ -211,6 +211,15 @@ def test_moving_ignores_padding_and_other_pairs_and_follows_a_permutation(backen
 
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
+def test_moving_does_not_depend_on_autocast(backend):
+    # Far from zero, so that products are large and their differences small.
+    features, seeds = torch.randn(1, 400, 32) + 5, some_seeds(1, 400, 20)
+    expected = move_seeds(features, seeds, steps=2, backend=backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(move_seeds(features, seeds, steps=2, backend=backend).group, expected.group)
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_a_group_for_every_match_stays(backend):
     for length in (0, 1, 7):
         seeds = Seeds(torch.arange(length)[None], torch.ones(1, length))

@@ -98,17 +98,19 @@ def move_seeds(
     real = torch.ones_like(seeds.group, dtype=torch.bool) if mask is None else mask
     if mask is not None:
         compared = compared.masked_fill(~mask[..., None], 0.0)
-    for _ in range(steps):
-        means = group_means(compared[:, None], seeds)[:, 0]
-        # |x - c|^2 but for |x|^2, which is the same for all groups.
-        offset = means.square().sum(-1).masked_fill(seeds.weights == 0, torch.inf)
-        if chosen == "blocked" and not torch.compiler.is_compiling():
-            group = blocked.nearest(compared, means, offset)
-        else:
-            group = (offset[:, None] - 2 * compared @ means.mT).argmin(-1) if count else seeds.group
-        group = torch.where(real.sum(1, keepdim=True) > count, group, seeds.group)
-        members = real.to(seeds.weights.dtype)
-        seeds = Seeds(group, torch.zeros_like(seeds.weights).scatter_add(1, group, members))
+    # Distances are small differences of products: never in half precision.
+    with torch.autocast(features.device.type, enabled=False):
+        for _ in range(steps):
+            means = group_means(compared[:, None], seeds)[:, 0]
+            # |x - c|^2 but for |x|^2, which is the same for all groups.
+            offset = means.square().sum(-1).masked_fill(seeds.weights == 0, torch.inf)
+            if chosen == "blocked" and not torch.compiler.is_compiling():
+                group = blocked.nearest(compared, means, offset)
+            else:
+                group = (offset[:, None] - 2 * compared @ means.mT).argmin(-1) if count else seeds.group
+            group = torch.where(real.sum(1, keepdim=True) > count, group, seeds.group)
+            members = real.to(seeds.weights.dtype)
+            seeds = Seeds(group, torch.zeros_like(seeds.weights).scatter_add(1, group, members))
     return seeds
 
 
