@@ -103,6 +103,28 @@ def test_wrong_paths_are_refused_before_torch_is_imported(database):
     subprocess.run([sys.executable, "-c", code], check=True, cwd=database.parent, capture_output=True)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM")
+def test_sigterm_leaves_nothing_behind(database):
+    pytest.importorskip("pycolmap")
+    content = database.read_bytes()
+    code = (
+        "import sys, time\n"
+        "from ananet.cli.main import main\n"
+        "from ananet.integrations.colmap import verification\n"
+        "def wait(*_):\n    print('working', flush=True)\n    time.sleep(200)\n"
+        "verification._take_geometries = wait\n"
+        f"sys.exit(main(['colmap', {str(database)!r}, '--verify', *{FAST}]))\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout.readline() == "working\n"
+        process.terminate()
+        _, err = process.communicate()
+    # COLMAP would print the stack of its own code.
+    assert process.returncode == 143 and err == "terminated\n"
+    assert database.read_bytes() == content and list(database.parent.iterdir()) == [database]
+
+
 def test_a_bar_on_a_terminal(database, monkeypatch, run):
     assert run("colmap", database, *FAST, "--dry-run")[2] == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)

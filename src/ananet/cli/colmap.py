@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+# As the shell says it of programs that SIGTERM ended.
+TERMINATED = 128 + 15
+
+
 def run(arguments: argparse.Namespace) -> int:
+    with _undone_by_sigterm():
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     # Before torch is imported, which takes seconds.
     if arguments.pairs is not None and arguments.prune:
         raise InputError(f"--pairs: expected with --match, got --pairs {arguments.pairs} with --prune")
@@ -65,6 +77,21 @@ def run(arguments: argparse.Namespace) -> int:
         removed = f"{summary.geometries_removed} two-view geometries of old matches removed"
         print(f"{removed}: the mapper needs new ones, from --verify or COLMAP")
     return 0
+
+
+@contextmanager
+def _undone_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the command as Ctrl-C does, so that nothing is left behind."""
+
+    def stop(*_: object) -> None:
+        print("terminated", file=sys.stderr)
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_database(path: Path, choose: bool) -> None:

@@ -38,6 +38,7 @@ exit codes:
   2    wrong arguments, unreadable input, or a missing package
   3    crash: a bug in ananet, or out of memory
   130  interrupted
+  143  colmap was ended by SIGTERM
 """
 BAD_INPUT, CRASHED, INTERRUPTED = 2, 3, 130
 

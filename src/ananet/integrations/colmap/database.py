@@ -139,6 +139,16 @@ class Database:
             last, *stored = row
             yield Pair.of(last), self._array(f"matches of pair {last}", np.uint32, stored, (2,))
 
+    def check_indices(self, pair: Pair, indices: np.ndarray) -> bool:
+        """Return True; raise if matches [N x 2] are between keypoints that the images of the pair do not have."""
+        for image, column in zip(pair, indices.T, strict=True):
+            row = self.connection.execute("SELECT rows FROM keypoints WHERE image_id = ?", (image,)).fetchone()
+            count = row[0] if row and isinstance(row[0], int) else 0
+            if len(column) and column.max() >= count:
+                expected = f"expected keypoints below {count} of image {image}, got {column.max()}"
+                raise InputError(f"{self.name}: matches of images {pair.first} and {pair.second}: {expected}")
+        return True
+
     def read_matches(self, pair: Pair) -> bytes | None:
         """Return the stored bytes of a pair's matches; None for a pair without a row."""
         row = self.connection.execute("SELECT data FROM matches WHERE pair_id = ?", (pair.number,)).fetchone()

@@ -29,7 +29,7 @@ from ananet.errors import InputError
 from ananet.estimators.base import one_to_one
 from ananet.features import nearest_neighbours
 from ananet.integrations.colmap.database import Database, Pair, copy_database, join, open_database, transaction
-from ananet.integrations.colmap.verification import import_pycolmap, verify_pairs
+from ananet.integrations.colmap.verification import check_cameras, check_pycolmap, verify_pairs
 from ananet.io.files import atomic_path, check_output, file_sha256
 from ananet.io.pairs import read_pairs
 from ananet.networks.input import within_view
@@ -152,9 +152,10 @@ def verify_database(path: str | Path) -> int:
 
     Returns the number of pairs of the database that have inliers then.
     """
-    pycolmap = import_pycolmap()
+    check_pycolmap()
     with open_database(Path(path)) as database, transaction(database, write=True):
-        return verify_pairs(pycolmap, database)
+        check_cameras(database, database.path)
+        return verify_pairs(database, database.path)
 
 
 class _Putative(NamedTuple):
@@ -210,10 +211,7 @@ class _Job:
         if database.is_marked(pair, self.identity, matched=False):
             return _Putative.done(pair, indices)
         views = database.view(pair.first), database.view(pair.second)
-        for image, column, view in zip(pair, indices.T, views, strict=True):
-            if column.max(initial=0) >= len(view):
-                expected = f"expected keypoints below {len(view)} of image {image}, got {column.max()}"
-                raise InputError(f"{database.name}: matches of images {pair.first} and {pair.second}: {expected}")
+        database.check_indices(pair, indices)
         matches, usable = join(*views, indices)
         return _Putative(pair, indices, usable, matches)
 
@@ -312,23 +310,28 @@ def _run(
     verify: bool,
     dry_run: bool,
 ) -> Summary:
-    pycolmap = import_pycolmap() if verify and not dry_run else None
+    verify = verify and not dry_run
+    if verify:
+        check_pycolmap()
 
     def change(database: Database) -> None:
         with transaction(database, write=not dry_run):
-            job.work(database, *putative(database), write=not dry_run)
-            if pycolmap is not None:
+            if verify:
                 with job.summary.timed("verify"):
-                    job.summary.verified = verify_pairs(pycolmap, database)
+                    check_cameras(database, target)
+            job.work(database, *putative(database), write=not dry_run)
+            if verify:
+                with job.summary.timed("verify"):
+                    job.summary.verified = verify_pairs(database, target)
             if not dry_run:
                 with job.summary.timed("write"):
                     database.connection.execute("COMMIT")
 
+    target = path if output is None or dry_run else check_output(output, path)
     with open_database(path) as database:
         if output is None or dry_run:
             change(database)
             return job.summary
-        target = check_output(output, path)
         # SQLite would apply the log of the old file to the new one.
         if any(target.with_name(target.name + suffix).exists() for suffix in ("-wal", "-journal")):
             raise InputError(f"output: {output} is open in another program, or was left by one that was killed")

@@ -4,37 +4,88 @@ from __future__ import annotations
 
 import glob
 import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ananet.errors import MissingExtraError
-from ananet.integrations.colmap.database import MARKS, Database, Pair
+from ananet.errors import InputError, MissingExtraError
+from ananet.integrations.colmap.database import TABLES, Database, Pair
+from ananet.io.files import only_process
+
+# COLMAP 4 adds these. Others are none of its business.
+COLMAP_TABLES = (*TABLES, "pose_priors", "rigs", "rig_sensors", "frames", "frame_data")
 
 
-def verify_pairs(pycolmap: Any, database: Database) -> int:
+def check_cameras(database: Database, beside: Path) -> None:
+    """Raise unless COLMAP can read all cameras, before the work starts. Call it within a write transaction."""
+    with _working_folder(beside) as work:
+        _copy_tables(database, work / "cameras.db", ("cameras", "images"))
+        _run_colmap(database, work / "cameras.db")
+
+
+def verify_pairs(database: Database, beside: Path) -> int:
     """Write two-view geometries of pairs that have matches and no geometry; return the number of pairs with inliers.
 
-    Call it within a write transaction. COLMAP cannot join that, and so works on a small copy beside the database.
+    Call it within a write transaction. COLMAP cannot join that, and so works on a small copy `beside` a file.
     """
-    folder = database.path.resolve().parent
-    prefix = f".{database.path.stem}-verification-"
-    # We hold the write lock, so leftovers come from a killed run.
-    for left in folder.glob(f"{glob.escape(prefix)}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as work:
-        copy = Path(work) / "copy.db"
+    with _working_folder(beside) as work:
+        copy = work / "copy.db"
         if _copy_unverified(database, copy):
-            options = pycolmap.TwoViewGeometryOptions()
-            options.ransac.random_seed = 0
-            with quiet(pycolmap):
-                pycolmap.geometric_verification(copy, two_view_geometry_options=options)
+            _run_colmap(database, copy)
             _take_geometries(database, copy)
     verified = database.connection.execute("SELECT count(*) FROM two_view_geometries WHERE rows > 0")
     return int(verified.fetchone()[0])
+
+
+@contextmanager
+def _working_folder(beside: Path) -> Iterator[Path]:
+    """Yield a folder that is removed at the end; those that killed runs left are removed before."""
+    beside = beside.resolve()
+    # The whole name: databases may differ by their suffix alone.
+    prefix = f".{beside.name}-verification-"
+    for left in beside.parent.glob(f"{glob.escape(prefix)}????????"):
+        with suppress(InputError):
+            # Whoever works there holds the lock.
+            with only_process(left):
+                pass
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=beside.parent) as work, only_process(Path(work)):
+        yield Path(work)
+
+
+def _run_colmap(database: Database, copy: Path) -> None:
+    """Let COLMAP check and verify a copy, in a process of its own."""
+    program = [sys.executable, "-P", "-X", "utf8", str(Path(__file__).with_name("verify_copy.py")), str(copy)]
+    with copy.with_name("stderr.txt").open("w+b") as errors:
+        # It ends when its stdin does.
+        pipe = subprocess.PIPE
+        with subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=errors) as process:
+            try:
+                said = process.stdout.read().decode(errors="replace") if process.stdout else ""
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
+        errors.seek(0)
+        failed = errors.read().decode(errors="replace")
+    if process.returncode:
+        fault = said.strip() or f"COLMAP's verification failed ({_reason(process.returncode, failed)})"
+        raise InputError(f"{database.name}: {fault}")
+
+
+def _reason(code: int, stderr: str) -> str:
+    """Why a process ended, in one line."""
+    lines = stderr.strip().splitlines() or [f"exit code {code}"]
+    thrown = [line for line in lines if line.lstrip().startswith("what():")]
+    signals = [one.name for one in signal.Signals if one == -code]
+    return (thrown or signals or lines[-1:])[0].strip()
 
 
 def _copy_unverified(database: Database, target: Path) -> int:
@@ -45,27 +96,39 @@ def _copy_unverified(database: Database, target: Path) -> int:
     rows = (
         (pair.in_order.number, len(indices), 2, (indices if pair == pair.in_order else indices[:, ::-1]).tobytes())
         for pair, indices in database.matched_pairs()
-        if pair.in_order not in verified
+        if pair.in_order not in verified and database.check_indices(pair, indices)
     )
+    without = ("descriptors", "matches", "two_view_geometries")
+    _copy_tables(database, target, [name for name in COLMAP_TABLES if name not in without])
     with closing(sqlite3.connect(target, isolation_level=None)) as copy:
         copy.execute("PRAGMA synchronous = OFF")
         copy.execute("BEGIN")
-        _copy_tables(database.connection, copy, without=("descriptors", "matches", "two_view_geometries", MARKS))
         count = copy.executemany("INSERT OR IGNORE INTO matches (pair_id, rows, cols, data) VALUES (?, ?, ?, ?)", rows)
         copy.execute("COMMIT")
         return count.rowcount
 
 
-def _copy_tables(source: sqlite3.Connection, target: sqlite3.Connection, without: Sequence[str]) -> None:
-    """Copy all tables, those in `without` empty."""
-    version = source.execute("PRAGMA user_version").fetchone()[0]
-    target.execute(f"PRAGMA user_version = {version}")
-    made = "SELECT type, name, sql FROM sqlite_master WHERE type IN ('table', 'index') AND sql IS NOT NULL"
-    for kind, name, statement in source.execute(f"{made} AND name NOT LIKE 'sqlite_%' ORDER BY type DESC").fetchall():
-        target.execute(statement)
-        if kind == "table" and name not in without:
-            rows = source.execute(f'SELECT * FROM "{name}"')
-            target.executemany(f'INSERT INTO "{name}" VALUES ({", ".join("?" * len(rows.description))})', rows)
+def _copy_tables(database: Database, target: Path, filled: Sequence[str]) -> None:
+    """Make a database with COLMAP's tables, those of `filled` with their rows.
+
+    Other tables and indices are none of COLMAP's business, and SQLite may not be able to copy them.
+    """
+    source = database.connection
+    with closing(sqlite3.connect(target, isolation_level=None)) as copy:
+        copy.execute("PRAGMA synchronous = OFF")
+        copy.execute("BEGIN")
+        copy.execute(f"PRAGMA user_version = {source.execute('PRAGMA user_version').fetchone()[0]}")
+        for name, made in source.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall():
+            if name not in COLMAP_TABLES:
+                continue
+            copy.execute(made)
+            if name in filled:
+                # Without generated columns.
+                columns = [row[1] for row in source.execute(f"PRAGMA table_info({name})")]
+                listed, places = ", ".join(f'"{column}"' for column in columns), ", ".join("?" * len(columns))
+                rows = source.execute(f"SELECT {listed} FROM {name}")
+                copy.executemany(f"INSERT INTO {name} ({listed}) VALUES ({places})", rows)
+        copy.execute("COMMIT")
 
 
 def _take_geometries(database: Database, source: Path) -> None:
@@ -77,6 +140,12 @@ def _take_geometries(database: Database, source: Path) -> None:
         rows = copy.execute(f"SELECT {columns} FROM two_view_geometries")
         query = f"INSERT OR REPLACE INTO two_view_geometries ({columns}) VALUES ({places})"
         database.connection.executemany(query, rows)
+
+
+def check_pycolmap() -> None:
+    """Raise unless pycolmap is installed. Importing it would catch signals and print its own stack traces."""
+    if find_spec("pycolmap") is None:
+        raise MissingExtraError("pycolmap", "colmap")
 
 
 def import_pycolmap() -> Any:
