@@ -1,16 +1,24 @@
 """What is read of a database is what COLMAP means by it."""
 
 import logging
+import os
+import shutil
 import sqlite3
+import sys
+import tempfile
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ananet.cli.main import main
 from ananet.core.cameras import CAMERA_MODELS
 from ananet.errors import InputError
 from ananet.integrations.colmap import database as colmap_database
+from ananet.integrations.colmap import prune_database
 from ananet.integrations.colmap.database import Pair, join, open_database
-from tests.integrations.colmap.databases import PINHOLE, Writer
+from tests.integrations.colmap.databases import PINHOLE, Writer, stored_matches, write_problem
 
 POINTS = np.random.default_rng(0).uniform([20, 20], [620, 460], (50, 2))
 PARAMETERS = {
@@ -201,3 +209,65 @@ def test_what_is_no_database_is_refused(tmp_path):
     assert refusal(tmp_path).endswith("got a folder")
     assert refusal(tmp_path / "none.db").endswith("no such file")
     assert not (tmp_path / "none.db").exists()
+
+
+@contextmanager
+def read_only(folder):
+    """In the block, this process may not write to the folder and the files in it."""
+    is_root = os.geteuid() == 0
+    for path in (*folder.iterdir(), folder):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    if is_root:
+        # Permissions do not bind root.
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+
+
+@pytest.fixture
+def folders():
+    """Makes folders outside of pytest's, which only their owner may enter."""
+    with ExitStack() as stack:
+        yield lambda: Path(stack.enter_context(tempfile.TemporaryDirectory()))
+
+
+def log_ahead(path) -> sqlite3.Connection:
+    """Write with a write-ahead log, as COLMAP does."""
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    return connection
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_databases_in_read_only_folders_can_be_read(problem, folders, tmp_path, capsys):
+    path = folders() / "a.db"
+    write_problem(path, problem)
+    log_ahead(path).close()
+    output = folders() / "b.db"
+    output.parent.chmod(0o777)
+    with read_only(path.parent):
+        assert prune_database(path, "all", dry_run=True).pairs == 1
+        assert prune_database(path, "all", output=output).pairs == 1
+        assert main(["colmap", str(path), "--prune", "--pruner", "lpm", "--dry-run"]) == 0
+        with pytest.raises(InputError, match=r"a\.db: no permission to write to this database or its folder"):
+            prune_database(path, "all")
+    assert capsys.readouterr().out.endswith("nothing written\n")
+    assert len(stored_matches(output)) == 1 and list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_changes_that_only_the_log_has_are_not_overlooked(problem, folders, tmp_path):
+    path, copies = tmp_path / "a.db", folders()
+    write_problem(path, problem)
+    with closing(log_ahead(path)) as connection:
+        connection.execute("DELETE FROM matches")
+        connection.commit()
+        for name in ("a.db", "a.db-wal"):
+            shutil.copy(tmp_path / name, copies)
+    message = r"a\.db-wal has changes that are not in the database; copy both"
+    with read_only(copies), pytest.raises(InputError, match=message):
+        prune_database(copies / "a.db", "all", dry_run=True)

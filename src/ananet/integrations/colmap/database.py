@@ -40,6 +40,7 @@ TABLES = ("cameras", "images", "keypoints", "descriptors", "matches", "two_view_
 MARKS = "ananet_pruned"
 # Seconds to wait for another writer.
 LOCK_TIMEOUT = 5.0
+NO_PERMISSION = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN)
 # Types of descriptors. SIFT, the only one of COLMAP 3, is stored as bytes, all others as floats.
 UNDEFINED, SIFT = -1, 0
 # Size of the cache of views.
@@ -290,17 +291,38 @@ class Database:
 
 @contextmanager
 def open_database(path: Path, name: str | None = None) -> Iterator[Database]:
-    """Open an existing database; errors of SQLite become `InputError` with `name`, or the path."""
+    """Open an existing database; errors of SQLite become `InputError` with `name`, or the path.
+
+    Where nothing can be written, it can be read all the same.
+    """
     if not path.is_file():
         reason = "expected a COLMAP database, got a folder" if path.is_dir() else "no such file"
         raise InputError(f"{path}: {reason}")
     name = str(path) if name is None else name
-    with _clear_errors(name):
-        address = f"{path.resolve().as_uri()}?mode=rw"
-        with closing(sqlite3.connect(address, uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)) as connection:
-            database = Database(path, connection, name)
-            database.check()
-            yield database
+    with _clear_errors(name), closing(_connect(path.resolve(), name)) as connection:
+        database = Database(path, connection, name)
+        database.check()
+        yield database
+
+
+def _connect(path: Path, name: str) -> sqlite3.Connection:
+    address = path.as_uri()
+    connection = sqlite3.connect(f"{address}?mode=rw", uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.Error as error:
+        connection.close()
+        if _kind_of(error) not in NO_PERMISSION:
+            raise
+    else:
+        return connection
+    # Databases with a write-ahead log, which COLMAP's are, need files beside them even to be read. Without them what is
+    # in the log is not seen.
+    log = path.with_name(path.name + "-wal")
+    if log.exists() and log.stat().st_size:
+        expected = f"expected a folder with write permission, since {log.name} has changes that are not in the database"
+        raise InputError(f"{name}: {expected}; copy both to one")
+    return sqlite3.connect(f"{address}?mode=ro&immutable=1", uri=True, isolation_level=None)
 
 
 @contextmanager
@@ -335,15 +357,19 @@ def _clear_errors(name: str) -> Iterator[None]:
     except UnicodeDecodeError:
         raise InputError(f"{name}: not a readable COLMAP database (names are not UTF-8)") from None
     except sqlite3.Error as error:
-        # The lower byte is the kind of error.
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        code = _kind_of(error)
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise InputError(f"{name}: another program is writing to this database; close it, or wait") from None
-        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
+        if code in NO_PERMISSION:
             raise InputError(f"{name}: no permission to write to this database or its folder") from None
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             raise OSError(f"could not write {name}: {error}") from None
         raise InputError(f"{name}: not a readable COLMAP database ({error})") from None
+
+
+def _kind_of(error: sqlite3.Error) -> int:
+    # The lower byte of the code.
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _digest(data: bytes | None) -> bytes:
