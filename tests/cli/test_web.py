@@ -49,6 +49,7 @@ def test_example_pairs():
 def service():
     """A service in a process of its own, and its address."""
     command = [sys.executable, "-m", "ananet", "web", "--port", "0", "--device", "cpu", "--pruner", "ratio"]
+    command += ["--allow-host", "matches.example"]
     environment = {**os.environ, TOKEN: "secret", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     for line in process.stderr:
@@ -59,6 +60,21 @@ def service():
     yield process, found.group()
     process.kill()
     process.wait()
+
+
+def test_silent_connections_and_names(service):
+    _, address = service
+    host, port = address.removeprefix("http://").split(":")
+    asked = {"points0": [[1, 2]], "points1": [[3, 4]], "ratio": [0.5]}
+    silent = [socket.create_connection((host, int(port))) for _ in range(300)]
+    assert httpx.get(f"{address}/healthz").status_code == 200
+    headers = {"Authorization": "bearer secret"}
+    assert httpx.post(f"{address}/v1/prune", json=asked, headers=headers).status_code == 200
+    for name, status in (("evil.example", 403), ("matches.example", 200), (f"localhost:{port}", 200)):
+        headers |= {"Host": name, "Origin": f"http://{name}"}
+        assert httpx.post(f"{address}/v1/prune", json=asked, headers=headers).status_code == status
+    for connection in silent:
+        connection.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM")

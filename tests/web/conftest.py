@@ -22,5 +22,5 @@ def photos() -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def client():
-    with TestClient(create_app(device="cpu"), raise_server_exceptions=False) as made:
+    with TestClient(create_app(device="cpu"), base_url="http://localhost", raise_server_exceptions=False) as made:
         yield made

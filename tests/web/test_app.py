@@ -16,6 +16,7 @@ from tests.photos import photo
 from tests.web.conftest import encoded
 from tests.web.test_payloads import npz, png_header
 
+ADDRESS = "http://localhost"
 NPZ = {"content-type": "application/x-npz"}
 
 
@@ -122,7 +123,7 @@ def test_large_photos_and_focal_lengths_from_exif(photos):
         Image.open(io.BytesIO(jpeg)).save(file, "jpeg", exif=exif)
         return file.getvalue()
 
-    with TestClient(create_app(pruner="ratio", device="cpu", limits=Limits(longest_side=500))) as client:
+    with TestClient(create_app(pruner="ratio", device="cpu", limits=Limits(longest_side=500)), ADDRESS) as client:
         files = sent(with_focal(photos["left"]), with_focal(photos["right"]))
         found = client.post("/v1/match", files=files, data={"motions": "false"}).json()
     assert found["photos"][0]["width"] == 741 and np.max(found["points0"]) > 600 and found["motions"] is None
@@ -218,7 +219,7 @@ def test_metrics(client):
 
 def test_examples(photos):
     example = Example("A motorcycle", (photos["left"], photos["right"]), ("1,1,2,2", "1,1,2,2"))
-    with TestClient(create_app(pruner="ratio", examples={"motorcycle": example})) as client:
+    with TestClient(create_app(pruner="ratio", examples={"motorcycle": example}), ADDRESS) as client:
         assert client.get("/examples").json()[0]["name"] == "motorcycle"
         assert client.get("/examples/motorcycle/1.jpg").content == photos["right"]
         for wrong in ("/examples/motorcycle/2.jpg", "/examples/other/0.jpg"):
@@ -226,7 +227,7 @@ def test_examples(photos):
 
 
 def test_the_one_who_starts_it_chooses(problem):
-    with TestClient(create_app(pruner="mutual+ratio@threshold=0.7", detectors=["orb"])) as client:
+    with TestClient(create_app(pruner="mutual+ratio@threshold=0.7", detectors=["orb"]), ADDRESS) as client:
         known = client.get("/v1/pruners").json()
         assert known["default"] == "mutual+ratio@threshold=0.7" and known["detectors"] == ["orb"]
         found = client.post(

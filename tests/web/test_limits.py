@@ -14,11 +14,13 @@ POINTS = {"points0": [[0, 0], [9, 9]], "points1": [[1, 1], [5, 5]], "ratio": [0.
 
 
 def client_of(**options) -> TestClient:
-    return TestClient(create_app(pruner="ratio", device="cpu", **options), raise_server_exceptions=False)
+    return TestClient(
+        create_app(pruner="ratio", device="cpu", **options), base_url="http://localhost", raise_server_exceptions=False
+    )
 
 
 def test_limits_are_checked():
-    for name in ("upload_bytes", "pixels", "matches", "in_flight", "longest_side"):
+    for name in ("upload_bytes", "pixels", "matches", "in_flight", "connections", "longest_side"):
         with pytest.raises(InputError, match=name):
             Limits(**{name: 0})
     with pytest.raises(InputError, match="seconds"):
@@ -57,13 +59,47 @@ def test_a_token_closes_the_service():
         assert client.get("/").status_code == client.get("/healthz").status_code == 200
 
 
+@pytest.mark.parametrize("scheme", ["bearer", "BEARER", "Bearer "])
+def test_the_case_of_the_scheme_does_not_matter_that_of_the_token_does(scheme):
+    with client_of(token="Secret") as client:
+        assert client.get("/v1/pruners", headers={"Authorization": f"{scheme} Secret"}).status_code == 200
+        assert client.get("/v1/pruners", headers={"Authorization": f"{scheme} secret"}).status_code == 401
+        assert client.get("/v1/pruners", headers={"Authorization": "Basic Secret"}).status_code == 401
+
+
+def test_sites_that_point_their_name_here():
+    with client_of(hosts=["matches.example"]) as client:
+        for host in (
+            "evil.example",
+            "evil.example:8000",
+            "localhost.evil.example",
+            "matches.example.evil",
+            "",
+            "[::1",
+            "1.2",
+        ):
+            headers = {"Host": host, "Origin": f"http://{host}"}
+            for refused in (client.post("/v1/prune", json=POINTS, headers=headers), client.get("/", headers=headers)):
+                assert refused.status_code == 403 and "expected one of localhost, 127.0.0.1" in refused.json()["error"]
+        for host in (
+            "localhost",
+            "LOCALHOST:8000",
+            "127.0.0.1:8000",
+            "[::1]:8000",
+            "192.168.1.7",
+            "Matches.example.:80",
+        ):
+            headers = {"Host": host, "Origin": f"http://{host}"}
+            assert client.post("/v1/prune", json=POINTS, headers=headers).status_code == 200
+
+
 def test_pages_of_other_sites():
     elsewhere = {"Origin": "https://elsewhere.example"}
     with client_of() as client:
         assert client.post("/v1/prune", json=POINTS, headers=elsewhere).status_code == 403
-        for origin in ("null", "http://[::1", "testserver", "://"):
+        for origin in ("null", "http://[::1", "localhost", "://"):
             assert client.post("/v1/prune", json=POINTS, headers={"Origin": origin}).status_code == 403
-        own = client.post("/v1/prune", json=POINTS, headers={"Origin": "http://testserver"})
+        own = client.post("/v1/prune", json=POINTS, headers={"Origin": "http://localhost"})
         assert own.status_code == 200 and "access-control-allow-origin" not in own.headers
     with client_of(origins=["https://elsewhere.example"], token="secret") as client:
         allowed = client.post("/v1/prune", json=POINTS, headers={**elsewhere, "Authorization": "Bearer secret"})
@@ -95,7 +131,7 @@ async def called(guard: Guard, path: str = "/v1/prune", body: bytes = b"") -> li
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"host", b"here")]}
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"host", b"localhost")]}
     await guard(scope, receive, send)
     return sent
 

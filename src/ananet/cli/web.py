@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 TOKEN = "ANANET_WEB_TOKEN"
 # Modules and packages of the extra `web`.
 PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
-# Connections beyond the requests in flight: refused requests, the page, idle connections.
-MORE_CONNECTIONS = 200
 # Option, default, unit and meaning.
 LIMITS: tuple[tuple[str, int | float, str, str], ...] = (
     ("--max-upload", 32, "MB", "size of a request"),
     ("--max-megapixels", 40, "N", "size of a photo"),
     ("--max-matches", 10_000, "N", "matches per request"),
     ("--max-requests", 64, "N", "requests at a time"),
+    ("--max-connections", 100, "N", "connections of one client (or one proxy) at a time"),
     ("--timeout", 60.0, "S", "seconds per request"),
     ("--longest-side", 1600, "PX", "larger photos are scaled down before keypoints are detected"),
     ("--batch-wait", 5.0, "MS", "how long a pair waits for others"),
@@ -43,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--detectors", default="sift,orb", metavar="A,B,...", help="detectors to offer (default: sift,orb)")
     add("--allow-origin", action="append", default=[], metavar="URL", help="a site whose pages may call the service")
     words = f"If the environment variable {TOKEN} has a token, requests without it are refused."
+    words = "a name of this service beside localhost and IP addresses, as in http://NAME:8000 (also that of --host)"
+    add("--allow-host", action="append", default=[], metavar="NAME", help=words)
     add = parser.add_argument_group("limits", words).add_argument
     for option, default, unit, words in LIMITS:
         add(option, type=type(default), default=default, metavar=unit, help=f"{words} (default: {default:g})")
@@ -64,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     import uvicorn
 
     from ananet.web.app import create_app
+    from ananet.web.connections import Connections
     from ananet.web.limits import Limits
 
     limits = Limits(
@@ -71,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         pixels=arguments.max_megapixels * 1_000_000,
         matches=arguments.max_matches,
         in_flight=arguments.max_requests,
+        connections=arguments.max_connections,
         seconds=arguments.timeout,
         longest_side=arguments.longest_side,
     )
@@ -81,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         limits=limits,
         token=token,
         origins=arguments.allow_origin,
+        hosts=[arguments.host, *arguments.allow_host],
         max_wait=arguments.batch_wait / 1000,
         max_pairs=arguments.batch_pairs,
         examples=examples(),
@@ -95,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         # Addresses of clients are not logged. A proxy may do so.
         access_log=False,
         server_header=False,
-        limit_concurrency=limits.in_flight + MORE_CONNECTIONS,
+        http=Connections(limits).protocol,  # type: ignore[arg-type]
         # On SIGTERM, finish the requests in flight.
         timeout_graceful_shutdown=int(limits.seconds) + 1,
     )

@@ -28,7 +28,7 @@ from ananet.twoview import PhotoMatcher
 from ananet.twoview.models import check_model
 from ananet.web import payloads
 from ananet.web.batching import MAX_PAIRS, MAX_WAIT, Batcher, SharedPruner
-from ananet.web.limits import Counters, Guard, Limits, error_response, unless_gone
+from ananet.web.limits import HEALTH, Counters, Guard, Limits, error_response, unless_gone
 from ananet.web.openapi import FIELDS, FORM, JSON, MATCH, MATCHED, NPZ, PRUNE, PRUNED, describe
 
 # The files of the page.
@@ -109,6 +109,7 @@ def create_app(
     limits: Limits | None = None,
     token: str | None = None,
     origins: Sequence[str] = (),
+    hosts: Sequence[str] = (),
     max_wait: float = MAX_WAIT,
     max_pairs: int = MAX_PAIRS,
     examples: Mapping[str, Example] | None = None,
@@ -122,6 +123,7 @@ def create_app(
         limits: of requests.
         token: clients must send it; None for no token.
         origins: other sites that may call the API from their pages.
+        hosts: names of the service beside localhost and addresses; requests for others are refused.
         max_wait, max_pairs: seconds that a pair waits for others, and pairs pruned together.
         examples: photo pairs that the page offers, by name.
     """
@@ -148,7 +150,7 @@ def create_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.add_middleware(Guard, limits=limits, counters=counters, token=token, origins=origins)
+    app.add_middleware(Guard, limits=limits, counters=counters, token=token, origins=origins, hosts=hosts)
     if origins:
         methods, headers = ["GET", "POST"], ["authorization"]
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=headers)
@@ -214,7 +216,7 @@ def create_app(
             "limits": limits.to_dict(),
         }
 
-    @app.get("/healthz", summary="Whether the service is up")
+    @app.get(HEALTH, summary="Whether the service is up")
     async def healthz() -> dict[str, str]:
         return {"status": "ok", "version": __version__}
 

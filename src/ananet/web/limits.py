@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -38,6 +40,12 @@ CLOSE = {"connection": "close"}
 MAX_ERROR = 1000
 # Routes that are counted and limited in number.
 WORK = ("/v1/prune", "/v1/match")
+# Whether the service is up: answered whatever the limits are.
+HEALTH = "/healthz"
+# A name or an address, an IPv6 address in brackets, then perhaps a port.
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:]+?)\.?)(?::\d*)?")
+# Names of the own machine.
+LOCAL = ("localhost", "127.0.0.1", "::1")
 # Histogram of response times, in seconds.
 BUCKETS = ("0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "30.0", "+Inf")
 
@@ -54,13 +62,15 @@ class Limits(Settings):
     """Per request. The time of a network grows with the square of this number, and other clients wait."""
     in_flight: int = 64
     """Requests that run or wait; more get status 429."""
+    connections: int = 100
+    """Open connections of one client, or one proxy; a silent one gives way, more get status 503."""
     seconds: float = 60.0
     """From the first byte of a request to its response."""
     longest_side: int = 1600
     """Of a photo, in pixels: larger photos are scaled down before keypoints are detected."""
 
     def check(self) -> None:
-        for name in ("upload_bytes", "pixels", "matches", "in_flight", "longest_side"):
+        for name in ("upload_bytes", "pixels", "matches", "in_flight", "connections", "longest_side"):
             check_whole_number(name, getattr(self, name), 1)
         check_positive("seconds", self.seconds)
 
@@ -127,16 +137,24 @@ async def _disconnected(request: Request) -> None:
 
 
 class Guard:
-    """Middleware: checks token, origin, size, number and time of requests, counts them, and reports errors.
+    """Middleware: checks host, token, origin, size, number and time of requests, counts them, and reports errors.
 
-    `/v1/` and `/metrics` expect the token, if there is one. Pages of `origins` may call the service too.
+    `/v1/` and `/metrics` expect the token, if there is one. Pages of `origins` may call the service too. It is called
+    localhost, by an address, or by one of the names in `hosts`.
     """
 
     def __init__(
-        self, app: ASGIApp, limits: Limits, counters: Counters, token: str | None = None, origins: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        counters: Counters,
+        token: str | None = None,
+        origins: Sequence[str] = (),
+        hosts: Sequence[str] = (),
     ) -> None:
         self.app, self.limits, self.counters = app, limits, counters
         self.token, self.origins = token, tuple(origins)
+        self.hosts = (*LOCAL, *(host.lower() for host in hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -182,13 +200,16 @@ class Guard:
     def _admit(self, scope: Scope) -> None:
         """Raise for requests that can be refused before reading them."""
         headers, path = Headers(scope=scope), scope["path"]
+        self._check_host(headers.get("host"))
         origin = headers.get("origin")
         # Otherwise, any site could send requests from the browsers of its visitors to a service on their machine.
         if origin is not None and origin not in self.origins and origin.partition("://")[2] != headers.get("host"):
             raise HTTPException(403, f"origin: expected a page of this service, got {origin[:80]!r}", CLOSE)
         closed = (path.startswith("/v1/") or path == "/metrics") and scope["method"] != "OPTIONS"
-        given = headers.get("authorization", "").encode()
-        if self.token is not None and closed and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
+        # The name of the scheme may be in any case, the token may not.
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        right = scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), (self.token or "").encode())
+        if self.token is not None and closed and not right:
             told = "authorization: expected the header 'Authorization: Bearer TOKEN'"
             raise HTTPException(401, told, {**CLOSE, "www-authenticate": "Bearer"})
         length = headers.get("content-length", "0")
@@ -197,6 +218,20 @@ class Guard:
         if path in WORK and self.counters.in_flight >= self.limits.in_flight:
             told = f"requests: expected at most {self.limits.in_flight} at a time; try again in a second"
             raise HTTPException(429, told, {**CLOSE, "retry-after": "1"})
+
+    def _check_host(self, host: str | None) -> None:
+        """Raise if a browser calls the service by a name that is not known.
+
+        The site of that name may have pointed it here: to the browser, its pages are of this service then.
+        """
+        # Only browsers are misled so, and they send the name.
+        if host is None:
+            return
+        parts = HOST.fullmatch(host.lower())
+        name = (parts[1] or parts[2]) if parts else ""
+        if name not in self.hosts and not _is_address(name):
+            told = f"host: expected one of {', '.join(self.hosts)}, or one named by --allow-host, got {host[:80]!r}"
+            raise HTTPException(403, told, CLOSE)
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"request: expected at most {self.limits.upload_bytes:,} bytes, got more", CLOSE)
@@ -214,6 +249,15 @@ class Guard:
             return message
 
         return receiving
+
+
+def _is_address(name: str) -> bool:
+    """Whether it is an IP address, which no site can point elsewhere."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def error_response(error: HTTPException) -> JSONResponse:

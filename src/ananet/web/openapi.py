@@ -48,10 +48,11 @@ _PHOTOS = {"photo0": "a JPEG, PNG or WebP file", "photo1": "a JPEG, PNG or WebP 
 _ERRORS = {
     400: "Wrong input",
     401: "The token is missing or wrong",
-    403: "The request comes from a page of another site",
+    403: "The request comes from a page of another site, or calls the service by a name that it does not know",
     413: "The request is too large",
     415: "Unsupported content type",
     429: "Too many requests at a time",
+    503: "Too many connections of one client",
     504: "It took too long",
 }
 _PRUNED_FIELDS = {
