@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,21 @@ def test_small_sets(n):
 
 def test_empty_list_is_an_empty_set():
     assert len(Correspondences([], [])) == 0
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 2), (0, 0), (0, 3)])
+def test_arrays_without_rows_are_no_matches(shape):
+    assert len(Correspondences(np.zeros(shape), torch.zeros(shape), indices=np.zeros(shape))) == 0
+
+
+@pytest.mark.parametrize("shape", [(8, 0), (1, 0), (), (0, 2, 2)])
+def test_rows_without_coordinates_are_not_no_matches(shape):
+    message = f"expected shape (N, 2), got {shape}"
+    for given in (np.zeros(shape), torch.zeros(shape)):
+        with pytest.raises(InputError, match=re.escape(f"points0: {message}")):
+            Correspondences(given, points(8))
+    with pytest.raises(InputError, match=re.escape(f"indices: expected shape (0, 2), got {shape}")):
+        Correspondences([], [], indices=np.zeros(shape, int))
 
 
 def test_all_identical_points_are_fine():

@@ -3,7 +3,7 @@
 import pytest
 
 from ananet import InputError
-from ananet.features import DETECTORS, load_detector
+from ananet.features import DETECTORS, load_detector, load_matcher
 from ananet.features.opencv import ORB, SIFT
 
 
@@ -36,3 +36,9 @@ def test_wrong_names_and_options_are_told(wrong, message):
 def test_the_device_is_checked():
     with pytest.raises(InputError, match="device: expected"):
         load_detector("sift", device="toaster")
+
+
+@pytest.mark.parametrize("detector", [None, 3])
+def test_a_matcher_is_told_the_detectors_name(detector):
+    with pytest.raises(InputError, match=f"detector: expected a name, got {detector}"):
+        load_matcher(detector=detector)

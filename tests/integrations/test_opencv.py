@@ -124,3 +124,26 @@ def test_wrong_keypoints_are_told():
     ):
         with pytest.raises(InputError, match=message):
             prune(*given, (640, 480), (640, 480))
+
+
+def test_wrong_arguments_are_told():
+    points, match = keypoints((1, 2, 3)), cv2.DMatch(0, 0, 1.0)
+    sizes = {"image_size0": (10, 10), "image_size1": (10, 10)}
+    for given, message in (
+        ({"keypoints0": [*points, None]}, "keypoints0: expected a list of cv2.KeyPoint"),
+        ({"back": 3}, "back: expected a list of cv2.DMatch, got int"),
+        ({"back": [None]}, "back: expected cv2.DMatch or lists of them, got NoneType"),
+        ({"pruner": []}, r"pruner: expected a name or a pruner, got \[\]"),
+        ({"pruner": 3}, "pruner: expected a name or a pruner, got 3"),
+    ):
+        with pytest.raises(InputError, match=message):
+            prune(**{"keypoints0": points, "keypoints1": points, "matches": [match]} | sizes | given)
+
+
+@pytest.mark.parametrize("nothing", [[], ()])
+def test_empty_lists_are_no_matches(nothing):
+    sizes = {"image_size0": (10, 10), "image_size1": (10, 10)}
+    points = keypoints((1, 2, 3))
+    for given in ((nothing, nothing, nothing), (points, nothing, nothing), (points, points, [nothing])):
+        for back in (None, nothing):
+            assert prune(*given, **sizes, back=back) == []

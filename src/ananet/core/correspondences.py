@@ -237,7 +237,7 @@ class Correspondences:
 
     def _keypoints(self, name: str, values: Array) -> Tensor:
         tensor = _tensor(name, values)
-        if tensor.numel() == 0:
+        if tensor.dim() in (1, 2) and len(tensor) == 0:
             tensor = tensor.reshape(0, 2).long()
         if tensor.shape != (len(self), 2):
             raise InputError(f"{name}: expected shape ({len(self)}, 2), got {tuple(tensor.shape)}")
@@ -408,7 +408,8 @@ def _check_finite(name: str, tensor: Tensor) -> None:
 
 def _points(name: str, values: Array, copy: bool) -> Tensor:
     tensor = _tensor(name, values, copy)
-    if tensor.numel() == 0 and tensor.dim() <= 2:
+    # An empty list, or rows of whatever length. Rows without coordinates are no matches that were left out.
+    if tensor.dim() in (1, 2) and len(tensor) == 0:
         tensor = tensor.reshape(0, 2)
     if tensor.dim() != 2 or tensor.shape[1] != 2:
         raise InputError(f"{name}: expected shape (N, 2), got {tuple(tensor.shape)}")

@@ -12,6 +12,7 @@ import torch
 from ananet._util.defaults import DETECTOR
 from ananet._util.devices import choose_device
 from ananet._util.names import Registry
+from ananet.errors import InputError
 from ananet.features.base import Detector
 from ananet.features.matching import Matcher
 
@@ -82,6 +83,8 @@ def load_matcher(
     >>> load_matcher("nearest", neighbours=2)
     <matcher nearest@neighbours=2>
     """
+    if not isinstance(detector, str):
+        raise InputError(f"detector: expected a name, got {detector!r}")
     if neighbours != 1:
         options["neighbours"] = neighbours
     return MATCHERS.make(matcher, options=options, device=choose_device(device), detector=detector.partition("@")[0])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -30,7 +31,7 @@ def prune(
     K0: Array | None = None,
     K1: Array | None = None,
     back: Sequence[Any] | None = None,
-    pruner: str | Pruner | None = None,
+    pruner: str | Path | Pruner | None = None,
 ) -> list[cv2.DMatch]:
     """Return the matches that a pruner keeps, in their order.
 
@@ -43,11 +44,14 @@ def prune(
         pruner: a name that `ananet.load` takes, or a pruner; None for the best one.
     """
     for name, keypoints in (("keypoints0", keypoints0), ("keypoints1", keypoints1)):
-        if not isinstance(keypoints, Sequence) or not all(isinstance(each, cv2.KeyPoint) for each in keypoints[:1]):
+        if not isinstance(keypoints, Sequence) or not all(isinstance(each, cv2.KeyPoint) for each in keypoints):
             raise InputError(f"{name}: expected a list of cv2.KeyPoint, got {type(keypoints).__name__}")
-    if not isinstance(matches, Sequence):
-        raise InputError(f"matches: expected a list of cv2.DMatch, got {type(matches).__name__}")
-    chosen = [neighbours for neighbours in map(_neighbours, matches) if neighbours]
+    for name, given in (("matches", matches), ("back", [] if back is None else back)):
+        if not isinstance(given, Sequence):
+            raise InputError(f"{name}: expected a list of cv2.DMatch, got {type(given).__name__}")
+    if not isinstance(pruner, Pruner | str | Path | None):
+        raise InputError(f"pruner: expected a name or a pruner, got {pruner!r:.80}")
+    chosen = [neighbours for neighbours in (_neighbours("matches", match) for match in matches) if neighbours]
     best = [neighbours[0] for neighbours in chosen]
     indices = np.array([(match.queryIdx, match.trainIdx) for match in best], np.int64).reshape(-1, 2)
     count0, count1 = len(keypoints0), len(keypoints1)
@@ -72,18 +76,18 @@ def prune(
 
 
 @lru_cache(maxsize=4)
-def _loaded(name: str | None) -> Pruner:
+def _loaded(name: str | Path | None) -> Pruner:
     """Load weights once for all calls of `prune`."""
     return load(name)
 
 
-def _neighbours(match: Any) -> Sequence[cv2.DMatch]:
+def _neighbours(name: str, match: Any) -> Sequence[cv2.DMatch]:
     """The matches of one keypoint, nearest first, from `match` or `knnMatch`."""
     if isinstance(match, cv2.DMatch):
         return (match,)
     if isinstance(match, Sequence) and all(isinstance(each, cv2.DMatch) for each in match):
         return match
-    raise InputError(f"matches: expected cv2.DMatch or lists of them, got {type(match).__name__}")
+    raise InputError(f"{name}: expected cv2.DMatch or lists of them, got {type(match).__name__}")
 
 
 def _points(keypoints: Sequence[cv2.KeyPoint]) -> np.ndarray:
@@ -114,5 +118,5 @@ def _ratio(chosen: Sequence[Sequence[cv2.DMatch]]) -> np.ndarray | None:
 
 def _mutual(indices: np.ndarray, back: Sequence[Any]) -> np.ndarray:
     """[N] bool mask of the matches that are also found backwards."""
-    found = {(n[0].trainIdx, n[0].queryIdx) for n in map(_neighbours, back) if n}
+    found = {(n[0].trainIdx, n[0].queryIdx) for n in (_neighbours("back", match) for match in back) if n}
     return np.array([tuple(pair) in found for pair in indices.tolist()], bool)
