@@ -46,3 +46,19 @@ def test_the_version_is_the_same_everywhere():
         r"^## \[([\d.]+)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M
     )
     assert released[0] == version
+
+
+def test_the_container_is_pinned():
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", dockerfile, re.M)
+    assert re.fullmatch(r"python:3\.\d+-slim@sha256:[0-9a-f]{64}", base)
+    assert all(image == "$BASE" for image in re.findall(r"^FROM (\S+)", dockerfile, re.M))
+    installs = re.findall(r"pip install .*", dockerfile)
+    assert len(installs) == 3 and all("--constraint container.txt" in install for install in installs)
+    pinned = dict(line.split("==") for line in (ROOT / "container.txt").read_text(encoding="utf-8").splitlines()[1:])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["web"]
+    needed += [*project["build-system"]["requires"], "starlette", "h11", "pydantic_core", "sympy"]
+    assert {re.match(r"[\w-]+", name)[0].lower() for name in needed} <= set(pinned)
+    torch = re.search(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    assert pinned["torch"] == torch[1]

@@ -104,6 +104,16 @@ def test_loading():
     ]:
         with pytest.raises(InputError, match=message):
             ananet.load(*wrong)
+    for long in (
+        "a" * 5000,
+        "ratio@" + "a" * 5000,
+        "ratio@threshold=" + "a" * 5000,
+        f"ratio@{'a' * 5000}=1",
+        "=" * 5000,
+    ):
+        with pytest.raises(InputError) as refused:
+            ananet.load(long)
+        assert len(str(refused.value)) < 500
     with pytest.raises(InputError, match="unknown option colour of pruner 'gms': it has "):
         ananet.load("gms", colour="green")
     with pytest.raises(InputError, match="threshold: expected a ratio between 0 and 1, got 2"):

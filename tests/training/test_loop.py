@@ -142,9 +142,13 @@ def test_a_killed_run_leaves_no_steps_twice_in_the_log(settings, tmp_path, monke
 
 def test_a_finished_run_has_nothing_left_to_do(settings, tmp_path):
     train(settings, tmp_path, device="cpu")
-    before = weights(tmp_path)
+    before, logged = weights(tmp_path), lines_of(tmp_path)
     result = train(settings, tmp_path, device="cpu")
     assert result["step"] == 8 and result["loss"] is None
+    # Its last line is written anew, not once more.
+    again = lines_of(tmp_path)
+    assert any(name.startswith("final_") for name in again[-1])
+    assert [line | {"seconds": 0} for line in again] == [line | {"seconds": 0} for line in logged]
     assert all(torch.equal(value, before[name]) for name, value in weights(tmp_path).items())
 
 

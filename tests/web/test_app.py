@@ -1,6 +1,8 @@
 import io
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from PIL import Image
 
 import ananet
 from ananet import InputError
+from ananet.cli.web import examples
 from ananet.web.app import Example, create_app
 from ananet.web.limits import Limits
 from tests.conftest import make_problem
@@ -237,3 +240,29 @@ def test_the_one_who_starts_it_chooses(problem):
         assert found.json()["mask"] == expected.tolist()
     with pytest.raises(InputError, match="detectors: expected some of"):
         create_app(detectors=[])
+
+
+def agree(documented, answered) -> None:
+    """Compare a shortened example with an answer; texts in square brackets and "..." stand for what is left out."""
+    if isinstance(documented, dict):
+        for name, value in documented.items():
+            if name != "milliseconds":
+                agree(value, answered[name])
+    elif isinstance(documented, list):
+        for value, other in zip(documented, answered, strict=False):
+            agree(value, other)
+    elif isinstance(documented, float):
+        assert documented == pytest.approx(answered, rel=0.02)
+    elif isinstance(documented, str) and documented.endswith("..."):
+        assert str(answered).startswith(documented[:-3]) or documented == "..."
+    elif not (isinstance(documented, str) and documented.startswith("[")):
+        assert documented == answered
+
+
+def test_the_documented_examples_are_what_the_service_answers(client):
+    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
+    body = re.search(r"-d '(\{.*\})'", page)[1]
+    blocks = [json.loads(block) for block in re.findall(r"^```json\n(.*?)^```$", page, re.M | re.S)]
+    agree(blocks[0], client.post("/v1/prune", content=body, headers={"content-type": "application/json"}).json())
+    answer = client.post("/v1/match", files=sent(*examples()["motorcycle"].photos), data={"focal": "1000"}).json()
+    agree(blocks[1], answer)

@@ -19,6 +19,19 @@ import numpy as np
 
 from ananet.errors import InputError
 
+# Length of a value in an error text.
+MAX_SHOWN = 100
+
+
+def shown(value: Any) -> str:
+    """A wrong value as an error text has it: its repr, shortened.
+
+    >>> shown("a" * 200)
+    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa... (202 characters)"
+    """
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:60]}... ({len(text)} characters)"
+
 
 def is_number(value: Any) -> bool:
     """Whether it is a real number of Python's or numpy's kinds; True, False, NaN and what no float holds are none."""
@@ -34,27 +47,27 @@ def check_whole_number(name: str, value: Any, least: int, most: float = math.inf
     """The value as int if it is a whole number of Python's or numpy's kinds within the bounds."""
     if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
         bounds = f"of at least {least}" if most == math.inf else f"from {least} to {int(most)}"
-        raise InputError(f"{name}: expected a whole number {bounds}, got {value!r}")
+        raise InputError(f"{name}: expected a whole number {bounds}, got {shown(value)}")
     return int(value)
 
 
 def check_positive(name: str, value: Any, unit: str = "") -> float:
     """The value as float if it is a finite number above 0."""
     if not is_number(value) or not 0 < value < math.inf:
-        raise InputError(f"{name}: expected a positive number{unit}, got {value!r}")
+        raise InputError(f"{name}: expected a positive number{unit}, got {shown(value)}")
     return float(value)
 
 
 def check_share(name: str, value: Any) -> None:
     """Raises unless the value is a number from 0 to 1."""
     if not is_number(value) or not 0 <= value <= 1:
-        raise InputError(f"{name}: expected a number from 0 to 1, got {value!r}")
+        raise InputError(f"{name}: expected a number from 0 to 1, got {shown(value)}")
 
 
 def check_probability(name: str, value: Any) -> float:
     """The value as float if it is a number above 0 and below 1."""
     if not is_number(value) or not 0 < value < 1:
-        raise InputError(f"{name}: expected a probability above 0 and below 1, got {value!r}")
+        raise InputError(f"{name}: expected a probability above 0 and below 1, got {shown(value)}")
     return float(value)
 
 
@@ -85,14 +98,14 @@ def checked(name: str, value: Any, kind: Any) -> Any:
     else:
         fits = isinstance(value, origin or kind)
     if not fits:
-        raise InputError(f"{name}: expected {describe(kind)}, got {value!r}")
+        raise InputError(f"{name}: expected {describe(kind)}, got {shown(value)}")
     return value
 
 
 def _checked_tuple(name: str, value: Any, kind: Any, inner: tuple[Any, ...]) -> tuple[Any, ...]:
     any_length = inner[-1:] == (Ellipsis,)
     if not isinstance(value, list | tuple) or (not any_length and len(value) != len(inner)):
-        raise InputError(f"{name}: expected {describe(kind)}, got {value!r}")
+        raise InputError(f"{name}: expected {describe(kind)}, got {shown(value)}")
     kinds = [inner[0]] * len(value) if any_length else inner
     return tuple(checked(name, one, of) for one, of in zip(value, kinds, strict=True))
 
@@ -119,7 +132,7 @@ def parsed(name: str, text: str, kind: Any) -> Any:
         parts = text.replace(",", "/").split("/")
         kinds = [inner[0]] * len(parts) if inner[-1:] == (Ellipsis,) else list(inner)
         if len(kinds) != len(parts):
-            raise InputError(f"{name}: expected {describe(kind)}, got {text!r}")
+            raise InputError(f"{name}: expected {describe(kind)}, got {shown(text)}")
         return tuple(parsed(name, part, of) for part, of in zip(parts, kinds, strict=True))
     try:
         if kind is bool:
@@ -127,7 +140,7 @@ def parsed(name: str, text: str, kind: Any) -> Any:
         if kind in (int, float):
             return checked(name, kind(text), kind)
     except (KeyError, ValueError):
-        raise InputError(f"{name}: expected {describe(kind)}, got {text!r}") from None
+        raise InputError(f"{name}: expected {describe(kind)}, got {shown(text)}") from None
     return checked(name, text, kind)
 
 

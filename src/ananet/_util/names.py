@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
-from ananet._util.checks import checked, describe, like, parsed
+from ananet._util.checks import checked, describe, like, parsed, shown
 from ananet.errors import InputError
 
 Thing = TypeVar("Thing")
@@ -57,7 +57,7 @@ class Registry(Generic[Thing]):
             return self._added[name]
         if name not in self._homes:
             meant = like(name, self.names)
-            raise InputError(f"{self.kind}: expected one of {', '.join(self.names)}, got {name!r}{meant}")
+            raise InputError(f"{self.kind}: expected one of {', '.join(self.names)}, got {shown(name)}{meant}")
         module, _, attribute = self._homes[name].partition(":")
         return getattr(import_module(module), attribute)
 
@@ -69,7 +69,7 @@ class Registry(Generic[Thing]):
             fixed: arguments that are no options, such as the device; passed on where they are known.
         """
         if not isinstance(text, str):
-            raise InputError(f"{self.kind}: expected a name, got {text!r}")
+            raise InputError(f"{self.kind}: expected a name, got {shown(text)}")
         name, texts = split_options(text, self.kind)
         make = self[name]
         values = read_options(f"{self.kind} {name!r}", make, texts, options or {})
@@ -110,7 +110,8 @@ def read_options(
     unknown = [name for name in (*texts, *values) if name not in known]
     if unknown:
         has = ", ".join(known) or "none"
-        raise InputError(f"unknown option {', '.join(unknown)} of {what}: it has {has}{like(unknown[0], known)}")
+        given = ", ".join(name[:80] for name in unknown)
+        raise InputError(f"unknown option {given} of {what}: it has {has}{like(unknown[0], known)}")
     read = {name: parsed(name, text, known[name].kind) for name, text in texts.items()}
     return read | {name: checked(name, value, known[name].kind) for name, value in values.items()}
 
@@ -126,7 +127,7 @@ def split_options(text: str, kind: str) -> tuple[str, dict[str, str]]:
     for option in options:
         key, equals, value = option.partition("=")
         if not key or not equals or not value:
-            raise InputError(f"{kind}: expected an option as name=value after '@', got {option!r}")
+            raise InputError(f"{kind}: expected an option as name=value after '@', got {shown(option)}")
         found[key] = value
     return name, found
 

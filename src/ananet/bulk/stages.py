@@ -154,7 +154,7 @@ def write_database(source: Path, target: Path, parts: Sequence[Path], pruner: st
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_database(source) as original, atomic_path(target) as temporary:
-        copy_database(original, temporary)
+        copy_database(original, temporary, str(target))
         with open_database(temporary, name=str(source)) as database, transaction(database, write=True):
             database.start_marking()
             for path in parts:

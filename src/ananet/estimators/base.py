@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ananet._util.checks import check_positive, check_probability
+from ananet._util.checks import check_positive, check_probability, shown
 from ananet._util.defaults import ESTIMATOR, THRESHOLD_PIXELS
 from ananet._util.names import Registry
 from ananet.core import geometry
@@ -175,7 +175,7 @@ class Estimator(ABC):
     def settings(self, model: Model) -> ModelSettings:
         """Settings of a model: what was given, else the defaults."""
         if model not in MIN_FOR:
-            raise InputError(f"model: expected one of {', '.join(MIN_FOR)}, got {model!r}")
+            raise InputError(f"model: expected one of {', '.join(MIN_FOR)}, got {shown(model)}")
         return replace(self.defaults[model], **{name: value for name, value in self.given.items() if value is not None})
 
     @abstractmethod

@@ -1,5 +1,6 @@
 """Atomic writing, locks and small readers of files."""
 
+import errno
 import glob
 import hashlib
 import io
@@ -16,6 +17,8 @@ from ananet.errors import InputError
 
 # Temporary files older than this many seconds were left by a killed run.
 STALE_AFTER = 3600.0
+# No space is left, of the disk, of a file, or of a user.
+DISK_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def check_output(path: str | Path, *inputs: Path, suffix: str = "") -> Path:
@@ -61,6 +64,11 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        # A full disk, as the system tells of it, has no name.
+        if error.filename is None and error.errno in DISK_FULL:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ananet._util.checks import Settings, like
+from ananet._util.checks import Settings, like, shown
 from ananet._util.names import Registry
 from ananet.errors import InputError
 from ananet.io.files import save_tensors
@@ -113,7 +113,7 @@ class Network(nn.Module):
         path = weight_file(name)
         if path is None:
             expected = f"one of {', '.join(bundled())} or a .safetensors file"
-            raise InputError(f"weights: expected {expected}, got {name!r}{like(name, bundled())}")
+            raise InputError(f"weights: expected {expected}, got {shown(name)}{like(name, bundled())}")
         network, _ = load_network(path)
         if not isinstance(network, cls):
             right = type(network).__name__

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ananet._util.checks import like
+from ananet._util.checks import like, shown
 from ananet._util.defaults import PRUNER
 from ananet._util.devices import choose_device
 from ananet._util.names import Option, Registry, labelled, options_of, read_options, split_options
@@ -77,7 +77,7 @@ def load_pruner(pruner: str | Path | None = None, *, device: str | torch.device 
     parts = look_up(name)
     if options and len(parts) > 1:
         names = ", ".join(options)
-        raise InputError(f"{names}: which of {name!r}? Give options with the names, as in 'a+b@option=1'")
+        raise InputError(f"{names}: which of {shown(name)}? Give options with the names, as in 'a+b@option=1'")
     if options:
         parts = [parts[0].with_options({}, options)]
     loaded = [part.load(chosen) for part in parts]
@@ -153,10 +153,10 @@ def look_up(name: str) -> list[Part]:
         own, _, given = name.partition("=")
         (part,) = look_up(given)
         if part.file is None or not own:
-            raise InputError(f"pruner: expected a name of your own and a weight file, as name=path, got {name!r}")
+            raise InputError(f"pruner: expected a name of your own and a weight file, as name=path, got {shown(name)}")
         return [part._replace(plain=own)]
     if name.endswith(".safetensors"):
-        raise InputError(f"weights: no file {name}")
+        raise InputError(f"weights: no file {name[:1000]}")
     known = list_pruners()
     meant = like(name, known)
-    raise InputError(f"pruner: expected one of {', '.join(known)} or a .safetensors file, got {name!r}{meant}")
+    raise InputError(f"pruner: expected one of {', '.join(known)} or a .safetensors file, got {shown(name)}{meant}")

@@ -3,7 +3,7 @@
 from importlib.resources import files
 from pathlib import Path
 
-from ananet._util.checks import like
+from ananet._util.checks import like, shown
 from ananet.errors import InputError
 
 FOLDER = Path(str(files(__package__)))
@@ -20,6 +20,6 @@ def recipe_path(given: str) -> Path:
     path = FOLDER / f"{given}.toml" if given in known else Path(given)
     if not path.is_file():
         raise InputError(
-            f"settings: expected a recipe ({', '.join(known)}) or a TOML file, got {given!r}{like(given, known)}"
+            f"settings: expected a recipe ({', '.join(known)}) or a TOML file, got {shown(given)}{like(given, known)}"
         )
     return path

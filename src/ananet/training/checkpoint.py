@@ -116,7 +116,8 @@ def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 class Progress:
     """Logs to a JSONL file and to the screen; silent without a file, as in all processes but the first.
 
-    A run that continues at `step` appends to its log. Lines of later steps, which a killed run left, are removed.
+    A run that continues at `step` appends to its log. Lines of later steps, which a killed run left, are removed. So
+    are the final scores, which it writes again.
     """
 
     def __init__(self, log: Path | None, steps: int, step: int, tensorboard: bool = False) -> None:
@@ -171,13 +172,15 @@ class Progress:
 
 
 def _forget_after(log: Path, step: int) -> None:
-    """Leaves the lines up to a step, whole ones only."""
+    """Leaves the lines up to a step, whole ones only, without final scores."""
     if not log.exists():
         return
     kept = []
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
-            if line.endswith("\n") and json.loads(line)["step"] <= step:
+            values = json.loads(line)
+            is_final = any(name.startswith("final_") for name in values)
+            if line.endswith("\n") and values["step"] <= step and not is_final:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue

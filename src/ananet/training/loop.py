@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ananet import __version__
-from ananet._util.checks import like
+from ananet._util.checks import like, shown
 from ananet._util.devices import choose_device
 from ananet._util.seeds import generator
 from ananet.datasets.base import Batch, LabelledPair
@@ -77,7 +77,7 @@ def train(
         names, given = ", ".join(bundled()), str(start_from)
         if (start_from := weight_file(given)) is None:
             raise InputError(
-                f"from: expected one of {names} or a .safetensors file, got {given!r}{like(given, bundled())}"
+                f"from: expected one of {names} or a .safetensors file, got {shown(given)}{like(given, bundled())}"
             )
     settings = _settings(settings, start_from, changes)
     rank, processes = _join_processes()

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 import torch
 
-from ananet._util.checks import check_probability
+from ananet._util.checks import check_probability, shown
 from ananet._util.defaults import DETECTOR, ESTIMATOR
 from ananet._util.stopwatch import Stopwatch
 from ananet.core.cameras import centred_camera, pixel_scaling
@@ -368,7 +368,7 @@ def _check_keypoints(found: Features, name: str) -> Features:
 
 def _load(name: str, given: Any, kind: Any, load_by_name: Callable[..., Any], **options: Any) -> Any:
     if not isinstance(given, kind | str):
-        raise InputError(f"{name}: expected a name or an instance of {kind.__name__}, got {given!r}")
+        raise InputError(f"{name}: expected a name or an instance of {kind.__name__}, got {shown(given)}")
     return load_by_name(given, **options) if isinstance(given, str) else given
 
 

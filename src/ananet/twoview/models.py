@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ananet._util.checks import like
+from ananet._util.checks import like, shown
 from ananet.core import geometry
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
@@ -57,7 +57,7 @@ def check_model(model: object) -> ModelOption:
     for name in MODELS:
         if model == name:
             return name
-    raise InputError(f"model: expected one of {', '.join(MODELS)}, got {model!r}{like(str(model), MODELS)}")
+    raise InputError(f"model: expected one of {', '.join(MODELS)}, got {shown(model)}{like(str(model), MODELS)}")
 
 
 def find_models(

@@ -340,12 +340,15 @@ def transaction(database: Database, write: bool) -> Iterator[None]:
         database.connection.execute("COMMIT" if write else "ROLLBACK")
 
 
-def copy_database(source: Database, target: Path) -> None:
-    """Copy to `target`, an empty file, without a write-ahead log: a rename would leave its files behind."""
+def copy_database(source: Database, target: Path, name: str) -> None:
+    """Copy to `target`, an empty file, without a write-ahead log: a rename would leave its files behind.
+
+    `name` is shown in messages.
+    """
     # Within a read transaction, since otherwise SQLite would wait for a writer forever.
     with transaction(source, write=False):
         source.check()
-        with _clear_errors(str(target)), closing(sqlite3.connect(target, isolation_level=None)) as copy:
+        with _clear_errors(name), closing(sqlite3.connect(target, isolation_level=None)) as copy:
             source.connection.backup(copy)
             copy.execute("PRAGMA journal_mode = DELETE")
 

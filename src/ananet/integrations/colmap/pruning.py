@@ -337,7 +337,7 @@ def _run(
             raise InputError(f"output: {output} is open in another program, or was left by one that was killed")
         with atomic_path(target) as temporary:
             with job.summary.timed("write"):
-                copy_database(database, temporary)
+                copy_database(database, temporary, str(output))
             with open_database(temporary, name=str(path)) as copy:
                 change(copy)
     return job.summary
