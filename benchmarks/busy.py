@@ -38,6 +38,7 @@ VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
 CASES: dict[str, tuple[dict[str, str], str]] = {
     "variables set": (VARIABLES, ""),
     "not set": ({}, ""),
+    "not set, threads spin": ({}, "from ananet._util import devices; devices.shorten_spinning = lambda: None"),
     "not set, one thread": ({}, "torch.set_num_threads(1)"),
 }
 
