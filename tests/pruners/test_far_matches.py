@@ -64,6 +64,25 @@ def test_far_matches_change_little_of_the_others(name, given, problems):
     assert max(means.values()) <= 0.02, means
 
 
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("name", sorted(bundled()))
+def test_far_matches_change_what_leaving_them_out_changes(name, given, problems):
+    pruner = ananet.load(name, device="cpu")
+    points0, points1, side = problems[0]
+    points0, points1, side = points0[:400], points1[:400], {kind: values[:400] for kind, values in side.items()}
+    moved = np.random.default_rng(0).choice(400, 10, replace=False)
+    others = np.delete(np.arange(400), moved)
+    far = points0.copy()
+    far[moved] = 65535
+    together = pruner(far, points1, **GIVEN[given], **side)
+    without = pruner(
+        points0[others], points1[others], **GIVEN[given], **{kind: values[others] for kind, values in side.items()}
+    )
+    assert not together.mask[moved].any()
+    np.testing.assert_array_equal(together.mask[others], without.mask)
+    np.testing.assert_allclose(together.logits[others], without.logits, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", sorted(bundled()))
 def test_batches_answer_as_single_calls_do_where_coordinates_are_impossible(name):
     pruner = ananet.load(name, device="cpu")
