@@ -121,8 +121,9 @@ def test_whoever_says_nothing_is_closed(monkeypatch):
 class Fake:
     """A connection as `Connections` sees it."""
 
-    def __init__(self, address: str, is_idle: bool = True) -> None:
-        self.address, self.is_idle, self.refused, self.dropped = address, is_idle, False, False
+    def __init__(self, registry: Connections, address: str, is_idle: bool = True) -> None:
+        self.registry, self.address, self.is_idle = registry, address, is_idle
+        self.refused = self.dropped = False
 
     def drop(self) -> None:
         self.dropped = True
@@ -133,8 +134,7 @@ def test_clients_do_not_take_each_others_places():
     registry = Connections(Limits(connections=4))
 
     def arrive(*arguments) -> Fake:
-        made = Fake(*arguments)
-        made.registry = registry
+        made = Fake(registry, *arguments)
         registry.add(made)
         return made
 
