@@ -154,7 +154,7 @@ class Guard:
     ) -> None:
         self.app, self.limits, self.counters = app, limits, counters
         self.token, self.origins = token, tuple(origins)
-        self.hosts = (*LOCAL, *(host.lower() for host in hosts))
+        self.hosts = tuple(dict.fromkeys((*LOCAL, *(host.lower() for host in hosts))))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
