@@ -36,11 +36,11 @@ from ananet.core.metrics import FAILURE, pose_auc
 from ananet.datasets.base import PosedImage, PosedPair
 from ananet.datasets.formats.colmap import read_posed_scene
 from ananet.datasets.photos import read_posed_image
-from ananet.datasets.sfm import PHOTOS_AT_ONCE, chunks
 from ananet.errors import InputError
 from ananet.features import Features, match
 from ananet.features.matching import join
 from ananet.integrations.colmap.database import HALF_PIXEL
+from ananet.integrations.colmap.mapping import PHOTOS_AT_ONCE, chunks
 from ananet.integrations.colmap.verification import import_pycolmap, quiet
 from ananet.pruners import load
 from ananet.twoview.keypoint_refinement import KeypointRefinement

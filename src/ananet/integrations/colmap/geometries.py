@@ -22,6 +22,7 @@ from ananet._util.workers import worker_threads
 from ananet.core import geometry
 from ananet.core.cameras import camera_parameters
 from ananet.integrations.colmap.database import HALF_PIXEL, Database, Pair, View
+from ananet.integrations.colmap.parts import Parts
 
 # Of COLMAP's TwoViewGeometry.
 DEGENERATE, CALIBRATED, UNCALIBRATED, PLANAR_OR_PANORAMIC, WATERMARK = 1, 2, 3, 6, 7
@@ -147,10 +148,10 @@ def _is_watermark(points0: np.ndarray, points1: np.ndarray, first: View, second:
     return bool(alike.sum() >= least)
 
 
-def verify_with_poselib(database: Database, progress: bool = False) -> int:
+def verify_with_poselib(database: Database, in_parts: bool = False, progress: bool = False) -> int:
     """Write two-view geometries of pairs that have matches and no geometry; return the number of pairs with inliers.
 
-    Call it within a write transaction.
+    Call it within a write transaction; with `in_parts` it commits every few seconds.
     """
     numbers = database.connection.execute("SELECT pair_id FROM two_view_geometries")
     verified = {Pair.of(number).in_order for (number,) in numbers}
@@ -170,10 +171,12 @@ def verify_with_poselib(database: Database, progress: bool = False) -> int:
         pair, indices, first, second = given
         return pair, indices, estimate_geometry(first, second, indices)
 
+    parts = Parts(database, in_parts)
     total = database.count_matched_pairs() - len(verified)
     with worker_threads() as workers, tqdm(total=total, desc="verify", unit="pair", disable=not progress) as bar:
         for pair, indices, found in workers.map(estimate, unverified()):
             _write(database, columns, pair, indices, found)
+            parts.end_of_item()
             bar.update()
     count = database.connection.execute("SELECT count(*) FROM two_view_geometries WHERE rows > 0")
     return int(count.fetchone()[0])
