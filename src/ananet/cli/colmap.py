@@ -29,9 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", type=Path, help="write a copy here and do not change the database")
     add("--dry-run", action="store_true", help="only count; write nothing")
     add_min_matches(parser, "a pair with fewer kept matches gets none")
-    add("--verify", action="store_true", help="also write two-view geometries with pycolmap, ready for the mapper")
+    text = "also write two-view geometries, ready for the mapper: by PoseLib on all cores, or by COLMAP's own verification"
+    add("--verify", nargs="?", const="poselib", default=False, type=_method, metavar="poselib|colmap", help=text)
     add_pruner(parser, RECONSTRUCTION_PRUNER)
     add_json(parser)
+
+
+def _method(text: str) -> str:
+    if text not in ("poselib", "colmap"):
+        raise argparse.ArgumentTypeError(f"expected poselib or colmap, got {text!r}; the database goes before --verify")
+    return text
 
 
 def run(arguments: argparse.Namespace) -> int:

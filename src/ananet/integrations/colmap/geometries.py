@@ -7,7 +7,7 @@ explains nearly as many matches as the fundamental matrix, and planar or panoram
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -84,8 +84,7 @@ def _estimate(points0: np.ndarray, points1: np.ndarray, first: View, second: Vie
     sampled = np.arange(SAMPLED) * count // SAMPLED if count > SAMPLED else np.arange(count)
     given, everything = (points0[sampled], points1[sampled]), (torch.from_numpy(points0), torch.from_numpy(points1))
 
-    def model(matrix: Any, distance: Any) -> _Model | None:
-        matrix = torch.as_tensor(np.array(matrix))
+    def model(matrix: Tensor, distance: Callable[[Tensor, Tensor, Tensor], Tensor]) -> _Model | None:
         if not torch.isfinite(matrix).all():
             return None
         found = _Model(matrix, (distance(*everything, matrix) < MAX_ERROR).numpy())
@@ -105,14 +104,14 @@ def _estimate(points0: np.ndarray, points1: np.ndarray, first: View, second: Vie
     # With nearly all matches on the essential matrix there is no need to look for more.
     if epipolar is None or epipolar.count <= MIN_ESSENTIAL_SHARE * count:
         F, _ = poselib.estimate_fundamental(*given, _sampling(), REFINEMENT)
-        free = model(F, geometry.sampson_distance)
+        free = model(torch.from_numpy(np.array(F)), geometry.sampson_distance)
         if free is not None and (epipolar is None or free.count > epipolar.count):
             if epipolar is None or epipolar.count <= MIN_ESSENTIAL_SHARE * free.count:
                 config = UNCALIBRATED
             epipolar = free
     few = {} if epipolar is None else {"max_iterations": FEW_ITERATIONS}
     H, _ = poselib.estimate_homography(*given, _sampling("max_reproj_error") | few, REFINEMENT)
-    plane = model(H, geometry.homography_distance)
+    plane = model(torch.from_numpy(np.array(H)), geometry.homography_distance)
     best = epipolar or plane
     if best is None:
         return TwoViewGeometry(DEGENERATE, np.zeros(count, bool))

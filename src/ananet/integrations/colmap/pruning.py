@@ -44,6 +44,9 @@ from ananet.twoview.overlap import check_overlap
 
 # Ways to verify; the first is the default.
 METHODS = ("poselib", "colmap")
+# Of the matches that are not mutual, and so never stay, the pruner sees only those below this ratio: the others tell
+# it little, and are half of all (docs/speed.md).
+PROMISING_RATIO = 0.95
 # Keypoints that a thread gets at once.
 MATCHES_TOGETHER = 1024
 # Our table of doubtful pairs. COLMAP ignores tables that it does not know.
@@ -360,8 +363,9 @@ class _Job:
             return _Putative(task.pair, task.indices, usable, matches)
         first, second = task.views
         found = nearest_neighbours(first.descriptors, second.descriptors, device=self.device)
-        indices = np.stack([np.arange(len(found.index)), found.index], axis=1)
-        matches, usable = join(first, second, indices, ratio=found.ratio, mutual=found.mutual)
+        seen = np.flatnonzero(found.mutual | (found.ratio < PROMISING_RATIO))
+        indices = np.stack([seen, found.index[seen]], axis=1)
+        matches, usable = join(first, second, indices, ratio=found.ratio[seen], mutual=found.mutual[seen])
         return _Putative(task.pair, indices, usable, matches)
 
     def _outcome(self, pair: _Putative, kept: Pruned | None) -> _Outcome:
@@ -456,7 +460,7 @@ def identity_of(pruner: str | Path | Pruner) -> str:
 
 def is_doubtful(matches: Correspondences, kept: Pruned) -> bool:
     """Whether kept matches say too little to believe that two photos show the same place."""
-    return not check_overlap(matches, kept.mask).found
+    return not check_overlap(matches, kept.mask, all_evidence=False).found
 
 
 def _together(tasks: Iterable[_Task]) -> Iterator[list[_Task]]:
