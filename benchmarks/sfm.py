@@ -2,7 +2,7 @@
 
     python benchmarks/sfm.py SCENES                                          # the table: about an hour on two cores
     python benchmarks/sfm.py SCENES --rows entry:3,entry:2 --matches colmap,ananet --refine --runs 3 --json
-    python benchmarks/sfm.py SCENES --rows sparse --matches colmap,sfm       # 4 to 10 photos; 2000, 4000, 8192 keypoints
+    python benchmarks/sfm.py SCENES --rows sparse --matches colmap,sfm       # few photos; 2000, 4000, 8192 keypoints
     python benchmarks/sfm.py SCENES --rows hololens_a:8,hololens_a:3,hololens_a:1 --matches colmap,sfm          # growth
 
 Every n-th photo of a scene is reconstructed by pycolmap (an extra): its SIFT, known cameras, matches of one kind at a
@@ -349,7 +349,9 @@ def measure(collection: Collection, kind: str, refine: bool, runs: int) -> dict[
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenes", type=Path, help="folder of scenes: images/ beside sparse/ in each")
-    parser.add_argument("--rows", default=",".join(ROWS), metavar="A:N,...", help="scene:every[:keypoints], several; or sparse")
+    parser.add_argument(
+        "--rows", default=",".join(ROWS), metavar="A:N,...", help="scene:every[:keypoints], several; or sparse"
+    )
     parser.add_argument("--matches", default=",".join(MATCHES), metavar="A,B,...", help='"colmap", "sfm" and pruners')
     parser.add_argument("--refine", action="store_true", help="also with refined keypoints")
     parser.add_argument("--runs", type=int, default=1, help="seeds that numbers are means over (default: 1)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
@@ -19,8 +18,6 @@ from ananet.pruners.base import USUAL_MATCHES, Pruned, Pruner, as_result, check_
 from ananet.pruners.learned import CONFLICT_ODDS, THRESHOLD, LearnedPruner, check_odds, decision_at, streamed_on
 from ananet.weights import bundled_path
 
-# Threads may ask for a network at the same time.
-_loading = threading.Lock()
 NETWORKS = COORDINATES, SIDE_INPUT = "ananet", "ananet-ratio"
 
 
@@ -102,11 +99,10 @@ class Auto(Pruner):
             network.warm_up(matches, progress)
 
     def _network(self, name: str) -> LearnedPruner:
-        with _loading:
-            if name not in self._loaded:
-                settings = self.device, self.threshold, self.conflict_odds, self.seeds
-                self._loaded[name] = LearnedPruner.from_file(bundled_path(name), *settings)
-                self._loaded[name].progress = self._progress
+        if name not in self._loaded:
+            settings = self.device, self.threshold, self.conflict_odds, self.seeds
+            self._loaded[name] = LearnedPruner.from_file(bundled_path(name), *settings)
+            self._loaded[name].progress = self._progress
         return self._loaded[name]
 
 

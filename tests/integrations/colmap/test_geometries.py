@@ -125,7 +125,9 @@ def test_old_databases_and_reversed_pairs_are_verified(swap, problem, tmp_path):
     assert verify(tmp_path / "a.db") == 1
     found = geometries(tmp_path / "a.db")
     # Under the number that COLMAP looks for.
-    assert list(found) == [2147483649] and found[2147483649] > 250 and list(stored_matches(tmp_path / "a.db")) == [number]
+    assert (
+        list(found) == [2147483649] and found[2147483649] > 250 and list(stored_matches(tmp_path / "a.db")) == [number]
+    )
     with sqlite3.connect(tmp_path / "a.db") as connection:
         data = connection.execute("SELECT data FROM two_view_geometries").fetchone()[0]
     connection.close()

@@ -37,7 +37,7 @@ def test_axes_of_cameras_around_an_object():
 
 
 def test_points_and_cameras_are_in_the_picture():
-    points = np.random.default_rng(0).uniform([-1, -3, -1], [1, 0, 1], (300, 3))
+    points = np.random.default_rng(0).uniform([-0.5, -3, -0.5], [0.5, 0, 0.5], (300, 3))
     points[0] = [1e6, 0, 0]
     centres = np.array([-5 * R.T @ [0, 0, 1] for R in AROUND])
     picture = draw_model(model(AROUND, centres, points), "8 of 9 photos")

@@ -173,7 +173,9 @@ def test_doubtful_pairs_are_dropped_and_remembered(built, tmp_path):
     assert match_database(tmp_path / "a.db", "mutual", device="cpu").doubtful == []
 
 
-@pytest.mark.parametrize("options", [{"verify": "colmap"}, {"mapper": "global"}, {"pairs": "sequential", "cameras": "each"}])
+@pytest.mark.parametrize(
+    "options", [{"verify": "colmap"}, {"mapper": "global"}, {"pairs": "sequential", "cameras": "each"}]
+)
 def test_other_ways(options, photos, tmp_path):
     model = build_model(photos, tmp_path / "model", **FAST | options)
     assert len(model.registered) == 6 and max(rotation_errors(tmp_path / "model")) < 3
@@ -247,7 +249,16 @@ def test_debians_colmap_reads_the_database(built, tmp_path):
     path = tmp_path / "a.db"
     write_as_version_3(built[1] / "database.db", path)
     (tmp_path / "models").mkdir()
-    mapper = [program, "mapper", "--database_path", path, "--image_path", tmp_path, "--output_path", tmp_path / "models"]
+    mapper = [
+        program,
+        "mapper",
+        "--database_path",
+        path,
+        "--image_path",
+        tmp_path,
+        "--output_path",
+        tmp_path / "models",
+    ]
     mapper += ["--Mapper.min_model_size", "3", "--Mapper.extract_colors", "0"]
     start = time.monotonic()
     done = subprocess.run([str(part) for part in mapper], capture_output=True, text=True, timeout=120, check=False)

@@ -62,7 +62,7 @@ class _Model(NamedTuple):
     inliers: np.ndarray
 
     @property
-    def count(self) -> int:
+    def found(self) -> int:
         return int(self.inliers.sum())
 
 
@@ -87,8 +87,8 @@ def _estimate(points0: np.ndarray, points1: np.ndarray, first: View, second: Vie
     def model(matrix: Tensor, distance: Callable[[Tensor, Tensor, Tensor], Tensor]) -> _Model | None:
         if not torch.isfinite(matrix).all():
             return None
-        found = _Model(matrix, (distance(*everything, matrix) < MAX_ERROR).numpy())
-        return found if found.count >= COLMAP_MIN_MATCHES else None
+        best = _Model(matrix, (distance(*everything, matrix) < MAX_ERROR).numpy())
+        return best if best.found >= COLMAP_MIN_MATCHES else None
 
     known: dict[str, Any] = {}
     epipolar = None
@@ -102,11 +102,11 @@ def _estimate(points0: np.ndarray, points1: np.ndarray, first: View, second: Vie
             known = {"E": E, "quaternion": np.array(pose.q), "translation": np.array(pose.t)}
             config = CALIBRATED
     # With nearly all matches on the essential matrix there is no need to look for more.
-    if epipolar is None or epipolar.count <= MIN_ESSENTIAL_SHARE * count:
+    if epipolar is None or epipolar.found <= MIN_ESSENTIAL_SHARE * count:
         F, _ = poselib.estimate_fundamental(*given, _sampling(), REFINEMENT)
         free = model(torch.from_numpy(np.array(F)), geometry.sampson_distance)
-        if free is not None and (epipolar is None or free.count > epipolar.count):
-            if epipolar is None or epipolar.count <= MIN_ESSENTIAL_SHARE * free.count:
+        if free is not None and (epipolar is None or free.found > epipolar.found):
+            if epipolar is None or epipolar.found <= MIN_ESSENTIAL_SHARE * free.found:
                 config = UNCALIBRATED
             epipolar = free
     few = {} if epipolar is None else {"max_iterations": FEW_ITERATIONS}
@@ -115,9 +115,9 @@ def _estimate(points0: np.ndarray, points1: np.ndarray, first: View, second: Vie
     best = epipolar or plane
     if best is None:
         return TwoViewGeometry(DEGENERATE, np.zeros(count, bool))
-    if plane is not None and plane.count > MAX_HOMOGRAPHY_SHARE * best.count:
+    if plane is not None and plane.found > MAX_HOMOGRAPHY_SHARE * best.found:
         config = PLANAR_OR_PANORAMIC
-        best = plane if plane.count > best.count else best
+        best = plane if plane.found > best.found else best
     if _is_watermark(points0[best.inliers], points1[best.inliers], first, second):
         config = WATERMARK
     known |= {"F": None if epipolar is None else epipolar.matrix, "H": None if plane is None else plane.matrix}

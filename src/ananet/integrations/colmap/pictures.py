@@ -86,7 +86,11 @@ def _draw_view(
     for dx, dy in ((0, 0), (1, 0), (0, 1), (1, 1)):
         canvas[pixels[seen, 1] + dy, pixels[seen, 0] + dx] = colours[nearest_last][seen]
     size = CAMERA_SHARE * extent
-    corners = np.array([[-1, -0.75, 1.5], [1, -0.75, 1.5], [1, 0.75, 1.5], [-1, 0.75, 1.5]]) * [HALF_WIDTH, HALF_WIDTH, 1]
+    corners = np.array([[-1, -0.75, 1.5], [1, -0.75, 1.5], [1, 0.75, 1.5], [-1, 0.75, 1.5]]) * [
+        HALF_WIDTH,
+        HALF_WIDTH,
+        1,
+    ]
     for centre, R in zip(centres, rotations, strict=True):
         rim = place((centre + size * corners @ R)[:, [x, y]])
         seat = place(centre[[x, y]])

@@ -10,7 +10,7 @@ Each call is one transaction. A second call changes nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -314,7 +314,7 @@ class _Job:
         names = database.image_names() if self.doubtful else {}
         self.summary.doubtful = [(names[pair.first], names[pair.second]) for pair in sorted(self.doubtful)]
 
-    def _on_all_cores(self, tasks: Iterator[_Task]) -> Iterator[_Outcome]:
+    def _on_all_cores(self, tasks: Iterator[_Task]) -> Generator[_Outcome]:
         """Several pairs side by side: faster than one on all cores."""
         with worker_threads() as workers:
             for outcomes in workers.map(self._prune, _together(tasks)):
@@ -335,7 +335,7 @@ class _Job:
         outcomes[0] = outcomes[0]._replace(match_seconds=matched - start, prune_seconds=end - matched)
         return outcomes
 
-    def _on_gpu(self, tasks: Iterator[_Task]) -> Iterator[_Outcome]:
+    def _on_gpu(self, tasks: Iterator[_Task]) -> Generator[_Outcome]:
         """In large batches; the next pairs are read while they are pruned."""
 
         def putative() -> Iterator[_Putative]:
@@ -382,7 +382,8 @@ class _Job:
             chosen = one_to_one(pair.matches, chosen, torch.as_tensor(kept.logits).cpu())
         mask = np.zeros(len(pair.indices), bool)
         mask[pair.usable] = chosen.numpy()
-        doubtful = self.drop_doubtful and chosen.sum() >= self.min_matches and is_doubtful(pair.matches, kept)
+        enough = mask.sum() >= self.min_matches
+        doubtful = self.drop_doubtful and bool(enough) and is_doubtful(pair.matches, kept)
         return _Outcome(pair, mask & (not doubtful), kept.pruner, unseen, doubtful)
 
     def _finish(self, database: Database, outcome: _Outcome, write: bool) -> None:
@@ -406,7 +407,11 @@ class _Job:
         if not write:
             return
         if changed:
-            change = f"INSERT INTO {DOUBTFUL} VALUES (?)" if outcome.doubtful else f"DELETE FROM {DOUBTFUL} WHERE pair_id = ?"
+            change = (
+                f"INSERT INTO {DOUBTFUL} VALUES (?)"
+                if outcome.doubtful
+                else f"DELETE FROM {DOUBTFUL} WHERE pair_id = ?"
+            )
             database.connection.execute(change, (pair.number,))
         if self.matching:
             # Other programs may have stored the pair the other way round.

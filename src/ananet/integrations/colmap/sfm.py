@@ -152,8 +152,14 @@ def build_model(
                 f"photos: too few matched pairs: {verified} of {summary.pairs} pairs share consistent matches. "
                 "The photos may not overlap, or not show the same place"
             )
-        known = {"photos": len(found), "pairs": summary.pairs, "verified": verified, "pruner": summary.pruner}
-        return run.map(mapper, list(found), known | {"doubtful": summary.doubtful})
+        facts = {
+            "photos": len(found),
+            "pairs": summary.pairs,
+            "verified": verified,
+            "doubtful": summary.doubtful,
+            "pruner": summary.pruner,
+        }
+        return run.map(mapper, list(found), facts)
 
 
 class _Run:
@@ -180,7 +186,7 @@ class _Run:
             query = "SELECT name, rows FROM images JOIN keypoints USING (image_id)"
             check_features(list(photos), dict(database.connection.execute(query)))
 
-    def map(self, mapper: str, photos: list[str], known: dict[str, Any]) -> Model:
+    def map(self, mapper: str, photos: list[str], facts: dict[str, Any]) -> Model:
         """The model of what is in the database: the one that is there, or a new one."""
         report = self.output / REPORT
         with open_database(self.database) as database:
@@ -196,7 +202,7 @@ class _Run:
         shutil.rmtree(work, ignore_errors=True)
         with self.timed("mapping"):
             models = map_photos(
-                self.pycolmap, self.database, self.photos, work, known["verified"], mapper, len(photos), self.progress
+                self.pycolmap, self.database, self.photos, work, facts["verified"], mapper, len(photos), self.progress
             )
             shutil.rmtree(work)
             for number, model in enumerate(models):
@@ -215,7 +221,7 @@ class _Run:
             track_length=round(float(largest.compute_mean_track_length()), 3),
             reprojection_error=round(float(largest.compute_mean_reprojection_error()), 3),
             seconds=self.seconds,
-            **known,
+            **facts,
         )
         save_picture(self.output / PICTURE, draw_model(largest, made.summary))
         # Written last, as a sign that all else is complete.
