@@ -133,18 +133,7 @@ COMMANDS = {
     ),
     "colmap": Command(("colmap", "a.db", "--match", "--pruner", "ananet-small", "--device", "cpu"), result_of_colmap),
     "sfm": Command(
-        (
-            "sfm",
-            "scenes/scene-0/images",
-            "-o",
-            "model",
-            "--pruner",
-            "ananet-small",
-            "--max-keypoints",
-            "1000",
-            "--device",
-            "cpu",
-        ),
+        ("sfm", "scenes/scene-0/images", "-o", "model", "--pruner", "ananet-small", "--device", "cpu"),
         result_of_sfm,
     ),
     "bulk": Command(

@@ -24,15 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode.add_argument("--match", action="store_true", help=f"{text} (the default for a database without matches)")
     text = "only prune the matches in the database; of little use for COLMAP's own, which passed its ratio test"
     mode.add_argument("--prune", action="store_true", help=text)
-    text = "all (the default), existing (pairs that have matches), sequential (each image with the next ten by name), or a "
-    text += "text file with two image names per line"
+    text = "all (the default), existing (pairs that have matches), sequential (each image with the next ten by name), "
+    text += "or a text file with two image names per line"
     add("--pairs", metavar="WHICH", help=f"which to match: {text}")
     add("-o", "--output", type=Path, help="write a copy here and do not change the database")
     add("--dry-run", action="store_true", help="only count; write nothing")
     add_min_matches(parser, "a pair with fewer kept matches gets none")
-    text = (
-        "also write two-view geometries, ready for the mapper: by PoseLib on all cores, or by COLMAP's own verification"
-    )
+    text = "also write two-view geometries, ready for the mapper: by PoseLib on all cores, or by COLMAP"
     add("--verify", nargs="?", const="poselib", default=False, type=_method, metavar="poselib|colmap", help=text)
     add_pruner(parser, RECONSTRUCTION_PRUNER)
     add_json(parser)

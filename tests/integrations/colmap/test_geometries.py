@@ -110,7 +110,7 @@ def test_watermarks():
     rng = np.random.default_rng(0)
     mark = rng.uniform([560, 440], [635, 475], (100, 2))
     points0, points1 = np.concatenate([mark, rng.uniform([100, 100], [500, 400], (2, 20, 2))[0]]), None
-    points1 = np.concatenate([mark + [0, 1], rng.uniform([100, 100], [500, 400], (20, 2))])
+    points1 = np.concatenate([mark + np.array([0, 1]), rng.uniform([100, 100], [500, 400], (20, 2))])
     assert estimate_geometry(*views(points0, points1), matched(120)).config == WATERMARK
 
 

@@ -12,14 +12,14 @@ from tests.integrations.colmap.databases import Writer
 def test_what_was_done_stays(seconds, active, stays, tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "SECONDS_PER_PART", seconds)
     Writer(tmp_path / "a.db").close()
-    with open_database(tmp_path / "a.db") as database:
-        with pytest.raises(RuntimeError), transaction(database, write=True):
-            part = Parts(database, active)
-            for number in (1, 2):
-                database.connection.execute("INSERT INTO matches VALUES (?, 0, 2, NULL)", (number,))
-                if number == 1:
-                    part.end_of_item()
-            raise RuntimeError
+    writing = pytest.raises(RuntimeError)
+    with open_database(tmp_path / "a.db") as database, writing, transaction(database, write=True):
+        part = Parts(database, active)
+        for number in (1, 2):
+            database.connection.execute("INSERT INTO matches VALUES (?, 0, 2, NULL)", (number,))
+            if number == 1:
+                part.end_of_item()
+        raise RuntimeError
     with sqlite3.connect(tmp_path / "a.db") as connection:
         assert connection.execute("SELECT count(*) FROM matches").fetchone() == (stays,)
     connection.close()

@@ -1,7 +1,7 @@
 """Two-view geometries by PoseLib, on all cores, written as COLMAP's own verification writes them.
 
 Decisions and numbers are those of COLMAP's `EstimateTwoViewGeometry`: a pair is calibrated if the essential matrix
-explains nearly as many matches as the fundamental matrix, and planar or panoramic if a homography explains most of them.
+explains nearly as many matches as the fundamental matrix, and planar or panoramic if a homography explains most.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def extract_features(
     COLMAP commits photo by photo, so a killed call goes on where it stopped.
 
     Args:
-        cameras: "auto": photos of one size and focal length by EXIF share a camera, others have one each; "one" for all;
-            "each" for one per photo.
+        cameras: "auto": photos of one size and focal length by EXIF share a camera, others have one each; "one" for
+            all; "each" for one per photo.
     """
     folder = next(iter(photos.values())).parents[next(iter(photos)).count("/")]
     options = pycolmap.FeatureExtractionOptions()
