@@ -336,7 +336,7 @@ class _Job:
         return outcomes
 
     def _on_gpu(self, tasks: Iterator[_Task]) -> Generator[_Outcome]:
-        """In large batches; the next pairs are read while they are pruned."""
+        """In large batches; the next pairs are read while they are pruned, and all cores choose what stays."""
 
         def putative() -> Iterator[_Putative]:
             for task in tasks:
@@ -344,14 +344,15 @@ class _Job:
                     pair = self._putative(task)
                 yield pair
 
-        results = stream_items(self.pruner, putative(), lambda pair: pair.matches)
-        while True:
-            with self.summary.timed("prune"):
-                pair, kept = next(results, (None, None))
-                if pair is None:
+        with worker_threads() as workers:
+            results = stream_items(self.pruner, putative(), lambda pair: pair.matches)
+            outcomes = workers.map(lambda result: self._outcome(*result), results)
+            while True:
+                with self.summary.timed("prune"):
+                    outcome = next(outcomes, None)
+                if outcome is None:
                     return
-                outcome = self._outcome(pair, kept)
-            yield outcome
+                yield outcome
 
     def _putative(self, task: _Task) -> _Putative:
         """The matches of a pair, made or read."""
