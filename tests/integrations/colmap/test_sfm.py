@@ -85,6 +85,15 @@ def test_a_second_call_returns_what_is_there(built, photos):
     assert contents(output / "database.db") == tables
 
 
+def test_a_model_that_was_removed_is_made_again(built, tmp_path, photos):
+    shutil.copytree(built[1], tmp_path / "model")
+    shutil.rmtree(tmp_path / "model" / "sparse")
+    (tmp_path / "model" / ".mapping").mkdir()
+    again = build_model(photos, tmp_path / "model", **FAST)
+    assert again.registered == built[0].registered and again.folder == str(tmp_path / "model")
+    assert (tmp_path / "model" / "sparse" / "0").is_dir() and not (tmp_path / "model" / ".mapping").exists()
+
+
 def test_new_photos_are_added(photos, tmp_path):
     some = tmp_path / "some"
     shutil.copytree(photos, some)

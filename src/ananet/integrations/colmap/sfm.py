@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +193,9 @@ class _Run:
             state = _digest_of_geometries(database, mapper)
         if report.is_file():
             stored = read_json(report)
-            if stored.pop("state", None) == state:
-                stored.pop("summary")
-                return Model(**stored)
+            if stored.get("state") == state and (self.output / MODELS / "0").is_dir():
+                values = {each.name: stored[each.name] for each in fields(Model)}
+                return Model(**values | {"folder": str(self.output)})
             # From here on it would tell of another model.
             report.unlink()
         work = self.output / UNFINISHED
@@ -248,8 +248,9 @@ def _check_settings(output: Path, settings: dict[str, Any]) -> None:
 
 
 def _digest_of_geometries(database: Database, mapper: str) -> str:
-    """Changes whenever the mapper would see something else."""
-    digest = hashlib.blake2b(mapper.encode(), digest_size=16)
+    """Changes whenever the mapper would see something else, or the report has other fields."""
+    described = mapper, [each.name for each in fields(Model)]
+    digest = hashlib.blake2b(repr(described).encode(), digest_size=16)
     for row in database.connection.execute("SELECT pair_id, config, data FROM two_view_geometries ORDER BY pair_id"):
         digest.update(repr(row[:2]).encode() + (row[2] or b""))
     return digest.hexdigest()
