@@ -229,6 +229,9 @@ def test_photos_that_do_not_overlap(tmp_path):
         ({"verify": False}, "verify: expected poselib or colmap, got False"),
         ({"max_keypoints": 0}, "max_keypoints: expected"),
         ({"longest_side": 0.5}, "longest_side: expected"),
+        ({"pairs": "none.txt"}, "pairs: expected all, existing, sequential or a text file .*, got 'none.txt'"),
+        ({"pruner": "anet"}, "anet"),
+        ({"device": "tpu"}, "device: expected"),
     ],
 )
 def test_wrong_options_are_named(options, message, photos, tmp_path):
@@ -238,8 +241,9 @@ def test_wrong_options_are_named(options, message, photos, tmp_path):
 
 
 def test_outputs_are_checked(photos, built, tmp_path):
-    with pytest.raises(InputError, match="output: expected a folder other than the photos"):
-        build_model(photos, photos, **FAST)
+    for output in (photos, photos / "model"):
+        with pytest.raises(InputError, match="output: expected a folder outside that of the photos"):
+            build_model(photos, output, **FAST)
     with pytest.raises(InputError, match="output: the folder .* does not exist"):
         build_model(photos, tmp_path / "none" / "model", **FAST)
     (tmp_path / "notes.txt").write_text("")

@@ -8,13 +8,22 @@ from pathlib import Path
 
 from ananet.errors import InputError
 from ananet.integrations.colmap.database import Database, Pair
+from ananet.io.files import is_file
 from ananet.io.pairs import read_pairs
 
-ALL_PAIRS, EXISTING_PAIRS, SEQUENTIAL_PAIRS = "all", "existing", "sequential"
+KINDS = ALL_PAIRS, EXISTING_PAIRS, SEQUENTIAL_PAIRS = "all", "existing", "sequential"
 # Photos that a photo of a sequence is matched with, as in COLMAP.
 NEXT_PHOTOS = 10
 # Photos of a tile of the table of all pairs: with their features in memory, each photo is read a few times only.
 TILE = 64
+
+
+def check_which(which: str | Path | Sequence[tuple[str, str]]) -> None:
+    """Raise if pairs are neither a kind nor a file, where a text is given."""
+    if isinstance(which, str | Path) and which not in KINDS and not is_file(Path(which)):
+        raise InputError(
+            f"pairs: expected {', '.join(KINDS)} or a text file with two names per line, got {str(which)!r}"
+        )
 
 
 def choose_pairs(database: Database, which: str | Path | Sequence[tuple[str, str]]) -> tuple[int, Iterable[Pair]]:
@@ -24,6 +33,7 @@ def choose_pairs(database: Database, which: str | Path | Sequence[tuple[str, str
         which: "all"; "existing" for pairs that have matches; "sequential" for each image with the next ones by name; a
             file with names of pairs; or the names themselves.
     """
+    check_which(which)
     described = database.images_with_descriptors()
     names = database.image_names()
     if not described and names:

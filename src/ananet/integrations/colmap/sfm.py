@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from ananet._util.checks import check_whole_number
-from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS
+from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS, RECONSTRUCTION_PRUNER
+from ananet._util.devices import choose_device
 from ananet._util.tables import count
 from ananet.errors import InputError
 from ananet.integrations.colmap.database import Database, open_database
@@ -33,9 +34,9 @@ from ananet.integrations.colmap.mapping import (
     find_photos,
     map_photos,
 )
-from ananet.integrations.colmap.pairs import ALL_PAIRS
+from ananet.integrations.colmap.pairs import ALL_PAIRS, check_which
 from ananet.integrations.colmap.pictures import draw_model
-from ananet.integrations.colmap.pruning import check_verify, match_database, verify_database
+from ananet.integrations.colmap.pruning import check_verify, identity_of, match_database, verify_database
 from ananet.integrations.colmap.verification import import_pycolmap, quiet
 from ananet.io.files import only_process, read_json, remove_temporaries, write_json
 from ananet.io.images import save_picture
@@ -129,10 +130,15 @@ def build_model(
         raise InputError(f"verify: expected poselib or colmap, got {verify!r}")
     check_whole_number("max_keypoints", max_keypoints, 1, 10**6)
     check_whole_number("longest_side", longest_side, 1, 10**6)
+    # What later steps would find out after minutes.
+    choose_device(device)
+    identity_of(RECONSTRUCTION_PRUNER if pruner is None else pruner)
+    check_which(pairs)
     photos, output = Path(photos), Path(output)
     found = find_photos(photos)
-    if output.resolve() == photos.resolve() or (output.exists() and not output.is_dir()):
-        raise InputError(f"output: expected a folder other than the photos', got {output}")
+    # Its picture would be a photo the next time.
+    if output.resolve().is_relative_to(photos.resolve()) or (output.exists() and not output.is_dir()):
+        raise InputError(f"output: expected a folder outside that of the photos, got {output}")
     if not output.parent.is_dir():
         raise InputError(f"output: the folder {output.parent} does not exist")
     output.mkdir(exist_ok=True)
