@@ -63,6 +63,15 @@ def test_bytes_give_the_same_as_floats(n, m, neighbours):
             np.testing.assert_array_equal(np.asarray(getattr(found, name)), getattr(expected, name))
 
 
+@pytest.mark.parametrize("width", [1, 2, 3, 61, 129])
+def test_bytes_of_any_width(width):
+    rng = np.random.default_rng(width)
+    a, b = (rng.integers(-128, 128, (count, width)).astype(np.int8) for count in (33, 50))
+    found, expected = nearest_neighbours(a, b), nearest_neighbours(a.astype(np.float32), b.astype(np.float32))
+    for name in ("index", "ratio", "mutual"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
 def test_bytes_without_fast_products(monkeypatch):
     monkeypatch.setattr(matching, "_has_byte_products", lambda: False)
     monkeypatch.setattr(torch, "_int_mm", None)

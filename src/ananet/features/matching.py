@@ -138,7 +138,8 @@ def nearest_neighbours(
     if a.shape[1] != b.shape[1] or binary0 != binary1:
         got = " and ".join(f"{each.dtype} {tuple(each.shape)}" for each in (descriptors0, descriptors1))
         raise InputError(f"descriptors0 and descriptors1: expected the same kind and width, got {got}")
-    if a.dtype != b.dtype or not _has_byte_products():
+    # Of single numbers, torch 2.13 has wrong products.
+    if a.dtype != b.dtype or a.shape[1] < 2 or not _has_byte_products():
         a, b = a.float(), b.float()
     found = _nearest(a, b, min(neighbours, len(b)))
     if isinstance(descriptors0, Tensor):
