@@ -133,7 +133,7 @@ COMMANDS = {
     ),
     "colmap": Command(("colmap", "a.db", "--match", "--pruner", "ananet-small", "--device", "cpu"), result_of_colmap),
     "sfm": Command(
-        ("sfm", "scenes/scene-0/images", "-o", "model", "--pruner", "ananet-small", "--device", "cpu"),
+        ("sfm", "photos", "-o", "model", "--pruner", "ananet-small", "--cameras", "one", "--device", "cpu"),
         result_of_sfm,
     ),
     "bulk": Command(
@@ -150,6 +150,7 @@ def write_inputs(folder: Path) -> None:
     from ananet.features import load_detector
     from ananet.io.images import read_image
     from tests.datasets.scenes import write_scene
+    from tests.datasets.test_sfm import write_views
     from tests.integrations.colmap.databases import Writer
 
     for number in range(8):
@@ -157,6 +158,7 @@ def write_inputs(folder: Path) -> None:
     settings = BuildSettings(detector="orb", max_keypoints=300, min_parallax=0.5)
     build_pairs(folder / "scenes" / "scene-0", folder / "pairs", settings, progress=False)
     (folder / "train.toml").write_text(SETTINGS, encoding="utf-8")
+    write_views(folder / "photos", views=6)
     (folder / "matches").mkdir()
     for number in range(100):
         points0, points1 = np.random.default_rng(number).uniform(0, 640, (2, 300, 2))
