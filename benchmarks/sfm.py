@@ -2,10 +2,14 @@
 
     python benchmarks/sfm.py SCENES                                          # the table: about an hour on two cores
     python benchmarks/sfm.py SCENES --rows entry:3,entry:2 --matches colmap,ananet --refine --runs 3 --json
+    python benchmarks/sfm.py SCENES --rows sparse --matches colmap,sfm       # few photos; 2000, 4000, 8192 keypoints
+    python benchmarks/sfm.py SCENES --rows hololens_a:8,hololens_a:3,hololens_a:1 --matches colmap,sfm          # growth
 
 Every n-th photo of a scene is reconstructed by pycolmap (an extra): its SIFT, known cameras, matches of one kind at a
 time, geometric verification, incremental mapping. Matches are "colmap", its own (ratio 0.8, cross check), those of them
-that a pruner keeps ("colmap+ananet"), or nearest neighbours that a pruner keeps. With --refine each kind comes a second
+that a pruner keeps ("colmap+ananet"), what `ananet sfm` does ("sfm", "sfm+ananet" for another pruner than its own;
+PoseLib verifies), or nearest neighbours that a pruner keeps. `match`, `prune`, `refine`, `verify` and `map` are
+seconds, `cpu` those of all cores together until the mapper starts. With --refine each kind comes a second
 time, its keypoints refined (`ananet.twoview.keypoint_refinement`). Poses are compared over all
 pairs of photos; a pair with a photo that got no pose has failed. Runs differ in the seeds of verification and mapping;
 numbers are means over them.
@@ -36,11 +40,12 @@ from ananet.core.metrics import FAILURE, pose_auc
 from ananet.datasets.base import PosedImage, PosedPair
 from ananet.datasets.formats.colmap import read_posed_scene
 from ananet.datasets.photos import read_posed_image
-from ananet.datasets.sfm import PHOTOS_AT_ONCE, chunks
 from ananet.errors import InputError
 from ananet.features import Features, match
 from ananet.features.matching import join
+from ananet.integrations.colmap import match_database, verify_database
 from ananet.integrations.colmap.database import HALF_PIXEL
+from ananet.integrations.colmap.mapping import PHOTOS_AT_ONCE, chunks
 from ananet.integrations.colmap.verification import import_pycolmap, quiet
 from ananet.pruners import load
 from ananet.twoview.keypoint_refinement import KeypointRefinement
@@ -51,7 +56,13 @@ ROWS = (
     "drone_brighton:1",
 )  # fmt: skip
 KEYPOINTS = 4096
-COLMAP = "colmap"
+# --rows sparse: few photos from far apart, where matches decide.
+SPARSE = tuple(
+    f"{row}:{keypoints}"
+    for row in ("sacre_coeur:2", "entry:2", "sceaux:2", "fountain:2", "drone_brighton:3", "olsson_8:2", "olsson_9:2")
+    for keypoints in (2000, 4000, 8192)
+)
+COLMAP, SFM = "colmap", "sfm"
 # The last as `ananet colmap --match` makes them.
 MATCHES = (COLMAP, "mutual", "ananet-ratio+mutual", "ananet-ratio@threshold=0.9+mutual")
 
@@ -76,6 +87,7 @@ class Result:
     refine: float
     verify: float
     map: float
+    cpu: float
 
 
 @dataclass(frozen=True)
@@ -158,6 +170,15 @@ class Collection:
         options.skip_geometric_verification = True
         shutil.copy(self.extracted, self.database)
         self.pycolmap.match_exhaustive(self.database, options, device=self.pycolmap.Device.cpu)
+        return self._read_matches()
+
+    def matched_by_ananet(self, pruner: str | None) -> tuple[list[Correspondences], dict[str, float]]:
+        """As `ananet sfm` does; and seconds by step."""
+        shutil.copy(self.extracted, self.database)
+        summary = match_database(self.database, pruner, drop_doubtful=True, device="cpu")
+        return self._read_matches(), summary.seconds
+
+    def _read_matches(self) -> list[Correspondences]:
         with self.pycolmap.Database.open(self.database) as database:
             return [
                 join(
@@ -194,7 +215,10 @@ class Collection:
                 keypoints[:, :2] += shifts
                 database.update_keypoints(self.numbers[name], keypoints)
 
-    def verify(self, seed: int) -> None:
+    def verify(self, seed: int, kind: str) -> None:
+        if kind.startswith(SFM):
+            verify_database(self.database)
+            return
         options = self.pycolmap.TwoViewGeometryOptions()
         options.ransac.random_seed = seed
         listed = self.work / "pairs.txt"
@@ -242,18 +266,25 @@ class Clock:
     """Seconds of each step."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(("match", "prune", "refine", "verify", "map"), 0.0)
+        self.seconds = dict.fromkeys(("match", "prune", "refine", "verify", "map", "cpu"), 0.0)
 
     @contextmanager
     def time(self, step: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         yield
         self.seconds[step] += time.perf_counter() - start
+        if step != "map":
+            self.seconds["cpu"] += time.process_time() - cpu
 
 
 def kept_matches(collection: Collection, kind: str, clock: Clock) -> list[Correspondences]:
     """Matches of one kind, of all pairs."""
     first, _, others = kind.partition("+")
+    if first == SFM:
+        with clock.time("prune"):
+            found, seconds = collection.matched_by_ananet(others or None)
+        clock.seconds |= {step: seconds.get(step, 0.0) for step in ("match", "prune")}
+        return found
     name = others if first == COLMAP else kind
     pruner = load(name, device="cpu") if name else None
     with clock.time("match"):
@@ -265,11 +296,16 @@ def kept_matches(collection: Collection, kind: str, clock: Clock) -> list[Corres
 
 
 def reconstruct(
-    collection: Collection, pairs: Sequence[Correspondences], moves: dict[str, np.ndarray], seed: int, clock: Clock
+    collection: Collection,
+    kind: str,
+    pairs: Sequence[Correspondences],
+    moves: dict[str, np.ndarray],
+    seed: int,
+    clock: Clock,
 ) -> Result:
     collection.write(pairs, moves)
     with clock.time("verify"):
-        collection.verify(seed)
+        collection.verify(seed, kind)
     with clock.time("map"):
         model = collection.map(seed)
     auc1, auc5 = pose_auc(collection.pose_errors(model), (1, 5))
@@ -298,7 +334,7 @@ def measure(collection: Collection, kind: str, refine: bool, runs: int) -> dict[
         results = []
         for seed in range(runs):
             clock.seconds = dict(seconds)
-            results.append(reconstruct(collection, pairs, moves, seed, clock))
+            results.append(reconstruct(collection, kind, pairs, moves, seed, clock))
         return mean(results)
 
     found = {kind: average({}, before)}
@@ -313,8 +349,10 @@ def measure(collection: Collection, kind: str, refine: bool, runs: int) -> dict[
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenes", type=Path, help="folder of scenes: images/ beside sparse/ in each")
-    parser.add_argument("--rows", default=",".join(ROWS), metavar="A:N,...", help="scene:every[:keypoints], several")
-    parser.add_argument("--matches", default=",".join(MATCHES), metavar="A,B,...", help='"colmap" and pruners')
+    parser.add_argument(
+        "--rows", default=",".join(ROWS), metavar="A:N,...", help="scene:every[:keypoints], several; or sparse"
+    )
+    parser.add_argument("--matches", default=",".join(MATCHES), metavar="A,B,...", help='"colmap", "sfm" and pruners')
     parser.add_argument("--refine", action="store_true", help="also with refined keypoints")
     parser.add_argument("--runs", type=int, default=1, help="seeds that numbers are means over (default: 1)")
     parser.add_argument("--threads", type=int, help="of torch (default: one per core)")
@@ -322,7 +360,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     try:
-        arguments.rows = [Row.parse(text) for text in arguments.rows.split(",")]
+        rows = SPARSE if arguments.rows == "sparse" else arguments.rows.split(",")
+        arguments.rows = [Row.parse(text) for text in rows]
     except InputError as error:
         parser.error(str(error))
     return arguments
@@ -347,7 +386,7 @@ def main() -> None:
 
 def readable(table: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     """Format numbers with suitable decimals."""
-    decimals = {"points": 0, "track": 2, "error": 3}
+    decimals = {"points": 0, "track": 2, "error": 3} | dict.fromkeys(("match", "verify", "cpu"), 2)
 
     def text(name: str, value: Any) -> str:
         return f"{value:.{decimals.get(name, 1)}f}" if isinstance(value, float) else str(value)

@@ -20,15 +20,16 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_poses_of_a_rendered_scene(tmp_path):
     pytest.importorskip("pycolmap")
     write_scene(tmp_path / "walls", images=5)
-    done = run(str(tmp_path), "--rows=walls:1:1000", "--matches=colmap,colmap+lpm,ratio", "--refine", "--json")
+    kinds = ("colmap", "colmap+lpm", "ratio", "sfm+ratio")
+    done = run(str(tmp_path), "--rows=walls:1:1000", f"--matches={','.join(kinds)}", "--refine", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     table = json.loads(done.stdout)
-    kinds = ("colmap", "colmap+lpm", "ratio")
     assert [row["matches"] for row in table] == [name for kind in kinds for name in (kind, f"{kind}, refined")]
     for row in table:
         assert (row["scene"], row["photos"], row["keypoints"]) == ("walls", 5, 1000)
         assert row["registered"] == 5 and row["auc5"] > 80 and row["points"] > 50
-    for plain, refined in (table[:2], table[2:4], table[4:]):
+    assert all(row["cpu"] > 0 for row in table)
+    for plain, refined in zip(table[::2], table[1::2], strict=True):
         assert refined["error"] < plain["error"] and plain["refine"] == 0 < refined["refine"]
 
 

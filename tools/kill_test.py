@@ -100,6 +100,20 @@ def result_of_colmap(folder: Path) -> Any:
         return {table: connection.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in tables}
 
 
+def result_of_sfm(folder: Path) -> Any:
+    """COLMAP numbers photos as they come out of its threads: only what does not depend on the order is compared."""
+    with sqlite3.connect(folder / "model" / "database.db") as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        query = "SELECT name, keypoints.data FROM images JOIN keypoints USING (image_id) ORDER BY name"
+        keypoints = connection.execute(query).fetchall()
+        tables = ("matches", "two_view_geometries", "ananet_pruned")
+        # Table names are ours.
+        counts = [connection.execute(f"SELECT count(*) FROM {table}").fetchone() for table in tables]
+    report = json.loads((folder / "model" / "report.json").read_text())
+    models = sorted(path.name for path in (folder / "model" / "sparse" / "0").iterdir())
+    return sorted(path.name for path in (folder / "model").iterdir()), models, keypoints, counts, report["registered"]
+
+
 def result_of_bulk(folder: Path) -> Any:
     import pyarrow.parquet as parquet
 
@@ -118,6 +132,10 @@ COMMANDS = {
         result_of_evaluation,
     ),
     "colmap": Command(("colmap", "a.db", "--match", "--pruner", "ananet-small", "--device", "cpu"), result_of_colmap),
+    "sfm": Command(
+        ("sfm", "photos", "-o", "model", "--pruner", "ananet-small", "--cameras", "one", "--device", "cpu"),
+        result_of_sfm,
+    ),
     "bulk": Command(
         ("bulk", "matches", "pruned", "--pruner", "ananet-small", "--device", "cpu", "--pairs-per-part", "5"),
         result_of_bulk,
@@ -132,6 +150,7 @@ def write_inputs(folder: Path) -> None:
     from ananet.features import load_detector
     from ananet.io.images import read_image
     from tests.datasets.scenes import write_scene
+    from tests.datasets.test_sfm import write_views
     from tests.integrations.colmap.databases import Writer
 
     for number in range(8):
@@ -139,6 +158,7 @@ def write_inputs(folder: Path) -> None:
     settings = BuildSettings(detector="orb", max_keypoints=300, min_parallax=0.5)
     build_pairs(folder / "scenes" / "scene-0", folder / "pairs", settings, progress=False)
     (folder / "train.toml").write_text(SETTINGS, encoding="utf-8")
+    write_views(folder / "photos", views=6)
     (folder / "matches").mkdir()
     for number in range(100):
         points0, points1 = np.random.default_rng(number).uniform(0, 640, (2, 300, 2))

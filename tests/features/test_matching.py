@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ananet import InputError
-from ananet.features import Features, load_detector, match, nearest_neighbours
-from ananet.features.matching import ROWS_AT_ONCE
+from ananet.features import Features, load_detector, match, matching, nearest_neighbours
+from ananet.features.matching import BYTE_ROWS_AT_ONCE, ROWS_AT_ONCE
 from tests.photos import photo
 
 
@@ -43,6 +43,40 @@ def test_neighbours_agree_with_opencv():
     found = nearest_neighbours(a, b)
     assert found.index.tolist() == [first.trainIdx for first, _ in pairs]
     np.testing.assert_allclose(found.ratio, [f.distance / s.distance for f, s in pairs], atol=1e-4)
+
+
+@pytest.mark.parametrize(("n", "m"), [(0, 4), (4, 0), (1, 1), (3, 1), (5, 17), (BYTE_ROWS_AT_ONCE + 3, 700)])
+@pytest.mark.parametrize("neighbours", [1, 3])
+def test_bytes_give_the_same_as_floats(n, m, neighbours):
+    rng = np.random.default_rng(n)
+    a, b = (rng.integers(-128, 128, (count, 128)).astype(np.int8) for count in (n, m))
+    if m > 600:
+        # Matches, and equally near ones.
+        a[:200], b[0] = b[100:300], b[1]
+    expected = nearest_neighbours(a.astype(np.float32), b.astype(np.float32), neighbours)
+    for found in (
+        nearest_neighbours(a, b, neighbours),
+        nearest_neighbours(a, b.astype(np.float64), neighbours),
+        nearest_neighbours(torch.from_numpy(a), torch.from_numpy(b), neighbours),
+    ):
+        for name in ("index", "ratio", "mutual"):
+            np.testing.assert_array_equal(np.asarray(getattr(found, name)), getattr(expected, name))
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 61, 129])
+def test_bytes_of_any_width(width):
+    rng = np.random.default_rng(width)
+    a, b = (rng.integers(-128, 128, (count, width)).astype(np.int8) for count in (33, 50))
+    found, expected = nearest_neighbours(a, b), nearest_neighbours(a.astype(np.float32), b.astype(np.float32))
+    for name in ("index", "ratio", "mutual"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+def test_bytes_without_fast_products(monkeypatch):
+    monkeypatch.setattr(matching, "_has_byte_products", lambda: False)
+    monkeypatch.setattr(torch, "_int_mm", None)
+    a = np.random.default_rng(0).integers(-128, 128, (40, 128)).astype(np.int8)
+    assert nearest_neighbours(a, a[::-1].copy()).index.tolist() == list(range(39, -1, -1))
 
 
 def test_binary_neighbours_agree_with_opencv():

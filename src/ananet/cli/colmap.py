@@ -27,18 +27,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode.add_argument("--match", action="store_true", help=f"{text} (the default for a database without matches)")
     text = "only prune the matches in the database; of little use for COLMAP's own, which passed its ratio test"
     mode.add_argument("--prune", action="store_true", help=text)
-    text = "all (the default), existing (pairs that have matches), or a text file with two image names per line"
+    text = "all (the default), existing (pairs that have matches), sequential (each image with the next ten by name), "
+    text += "or a text file with two image names per line"
     add("--pairs", metavar="WHICH", help=f"which to match: {text}")
     add("-o", "--output", type=Path, help="write a copy here and do not change the database")
     add("--dry-run", action="store_true", help="only count; write nothing")
     add_min_matches(parser, "a pair with fewer kept matches gets none")
-    add("--verify", action="store_true", help="also write two-view geometries with pycolmap, ready for the mapper")
+    text = "also write two-view geometries, ready for the mapper: by PoseLib on all cores, or by COLMAP"
+    add("--verify", nargs="?", const="poselib", default=False, type=_method, metavar="poselib|colmap", help=text)
     add_pruner(parser, RECONSTRUCTION_PRUNER)
     add_json(parser)
 
 
 # As the shell says it of programs that SIGTERM ended.
 TERMINATED = 128 + 15
+
+
+def _method(text: str) -> str:
+    if text not in ("poselib", "colmap"):
+        raise argparse.ArgumentTypeError(f"expected poselib or colmap, got {text!r}; the database goes before --verify")
+    return text
 
 
 def run(arguments: argparse.Namespace) -> int:

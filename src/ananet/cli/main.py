@@ -19,6 +19,7 @@ COMMANDS = {
     "match": "match photos, prune the matches, draw them",
     "prune": "prune matches that are stored in an .npz file",
     "colmap": "prune the matches of a COLMAP database",
+    "sfm": "make a 3D model of photos with COLMAP and pruned matches",
     "hloc": "prune the matches of hloc",
     "export": "write a trained network as an ONNX file",
     "demo": "prune the matches of a photo pair with known geometry, and show the result",

@@ -6,7 +6,6 @@ import logging
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -19,20 +18,24 @@ from tqdm import tqdm
 from ananet._util.defaults import COLMAP_MIN_MATCHES
 from ananet.errors import InputError
 from ananet.features import nearest_neighbours
+from ananet.integrations.colmap.mapping import (
+    MIN_PHOTOS,
+    PHOTOS_AT_ONCE,
+    check_features,
+    chunks,
+    find_photos,
+    map_photos,
+)
 from ananet.integrations.colmap.verification import import_pycolmap, quiet
 from ananet.io.images import read_image, reduce
 
 logger = logging.getLogger(__name__)
 
-PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp")
-MIN_PHOTOS = 3
-# Photos with fewer keypoints count as featureless.
-MIN_KEYPOINTS = 50
 # With more photos, each is matched only with its most similar ones.
 MAX_PHOTOS_FOR_ALL_PAIRS = 120
 CANDIDATES = 25
-# Photos or pairs per call of COLMAP; the progress bar moves between calls.
-PHOTOS_AT_ONCE, PAIRS_AT_ONCE = 8, 16
+# Pairs per call of COLMAP; the progress bar moves between calls.
+PAIRS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -161,12 +164,7 @@ class _Run:
         with pycolmap.Database.open(self.database) as database:
             images = database.read_all_images()
             counts = {image.name: database.num_keypoints_for_image(image.image_id) for image in images}
-        poor = [name for name in self.names if counts.get(name, 0) < MIN_KEYPOINTS]
-        if len(self.names) - len(poor) < MIN_PHOTOS:
-            raise InputError(
-                f"photos: too few features: {len(poor)} of {len(self.names)} photos have fewer than "
-                f"{MIN_KEYPOINTS} keypoints. They may be blurred, very small, or show plain surfaces"
-            )
+        check_features(self.names, counts)
 
     def match(self) -> None:
         """Match and verify pairs of photos."""
@@ -223,26 +221,8 @@ class _Run:
 
     def map(self) -> Any:
         """Return the largest model of incremental mapping."""
-        options = self.pycolmap.IncrementalPipelineOptions()
-        options.min_model_size = MIN_PHOTOS
-        options.random_seed = 0
-        self.models.mkdir()
-        with self.bar(len(self.names), "poses") as bar:
-            # The first two photos come as one event.
-            models = self.pycolmap.incremental_mapping(
-                self.database,
-                self.images,
-                self.models,
-                options,
-                initial_image_pair_callback=lambda: bar.update(2),
-                next_image_callback=bar.update,
-            )
-        if not models:
-            raise InputError(
-                f"photos: no initial pair: {self.verified_pairs} pairs match, but none can start a reconstruction of "
-                f"{MIN_PHOTOS} photos. The camera may have turned without moving, or moved too little or too far"
-            )
-        return max(models.values(), key=lambda model: model.num_reg_images())
+        how = (self.verified_pairs, "incremental", len(self.names), self.progress)
+        return map_photos(self.pycolmap, self.database, self.images, self.models, *how)[0]
 
     def undistort(self, model: Any) -> Path:
         """Write the scene: undistorted photos, and the model as text."""
@@ -258,19 +238,9 @@ class _Run:
 
 
 def _find_photos(folder: Path) -> dict[str, Path]:
-    """Return photos by relative name, sorted. Spaces become underscores, since COLMAP's pair lists split there."""
-    if not folder.is_dir():
-        raise InputError(f"photos: expected a folder, got {folder}")
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PHOTO_SUFFIXES and path.is_file())
-    if len(paths) < MIN_PHOTOS:
-        raise InputError(f"photos: expected at least {MIN_PHOTOS} photos in {folder}, got {len(paths)}")
-    photos = {re.sub(r"\s", "_", path.relative_to(folder).as_posix()): path for path in paths}
-    if len(photos) < len(paths):
+    """Photos by name. Spaces become underscores, since COLMAP's pair lists split there."""
+    found = find_photos(folder)
+    photos = {re.sub(r"\s", "_", name): path for name, path in found.items()}
+    if len(photos) < len(found):
         raise InputError(f"photos: expected names that differ in more than spaces and underscores in {folder}")
     return photos
-
-
-def chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
-    """Split a list into parts of this size."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from ananet.features.base import Features, as_array
 
 # Rows of the distance matrix that are held at once: 1024 x 8000 floats are 32 MB.
 ROWS_AT_ONCE = 1024
+# The same for bytes, whose products are so quick that the cache decides.
+BYTE_ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +121,10 @@ def nearest_neighbours(
 ) -> NearestNeighbours:
     """Find nearest neighbours, ratio and mutual flag of every descriptor of the first set, in one pass.
 
-    Floats are compared by Euclidean distance, uint8 descriptors bit by bit (Hamming). Distances come from matrix
-    products over blocks of rows, so that no N x M matrix is held in memory. With a single descriptor in the second set
-    the ratio is 1. If several of the first set are equally near to one of the second, the first of them is mutual.
+    Floats and int8 are compared by Euclidean distance, uint8 descriptors bit by bit (Hamming). Distances come from
+    matrix products over blocks of rows, so that no N x M matrix is held in memory; products of int8 are many times as
+    fast on CPUs that have instructions for them. With a single descriptor in the second set the ratio is 1. If several
+    of the first set are equally near to one of the second, the first of them is mutual.
 
     Args:
         descriptors0, descriptors1: [N x D] and [M x D] arrays, or tensors; the result is of the same kind.
@@ -134,6 +138,9 @@ def nearest_neighbours(
     if a.shape[1] != b.shape[1] or binary0 != binary1:
         got = " and ".join(f"{each.dtype} {tuple(each.shape)}" for each in (descriptors0, descriptors1))
         raise InputError(f"descriptors0 and descriptors1: expected the same kind and width, got {got}")
+    # Of single numbers, torch 2.13 has wrong products.
+    if a.dtype != b.dtype or a.shape[1] < 2 or not _has_byte_products():
+        a, b = a.float(), b.float()
     found = _nearest(a, b, min(neighbours, len(b)))
     if isinstance(descriptors0, Tensor):
         return NearestNeighbours(*(values.to(descriptors0.device) for values in found))
@@ -148,39 +155,67 @@ def _nearest(a: Tensor, b: Tensor, neighbours: int) -> tuple[Tensor, Tensor, Ten
     mutual = torch.zeros((neighbours, count), dtype=torch.bool, device=a.device)
     if count == 0 or len(b) == 0:
         return index.reshape(-1), ratio.reshape(-1), mutual.reshape(-1)
-    # -|a - b|^2 / 2 = a.b - |a|^2 / 2 - |b|^2 / 2 is largest for the nearest. The squares are two more columns of the
-    # product, which saves passes over the block.
-    half0, half1 = _half_squares(a), _half_squares(b)
-    a = torch.cat([a, -half0, torch.ones_like(half0)], dim=1)
-    b = torch.cat([b, torch.ones_like(half1), -half1], dim=1).T.contiguous()
+    bytes_alone = a.dtype == torch.int8
+    blocks, kind = (_byte_similarities, torch.int32) if bytes_alone else (_similarities, torch.float32)
+    lowest = torch.iinfo(kind).min if bytes_alone else -torch.inf
     # One more than asked for where that is the second nearest, for the ratio.
-    best = torch.full((max(2, neighbours), count), -torch.inf, device=a.device)
-    best_of_column = torch.full((b.shape[1],), -torch.inf, device=a.device)
-    block = torch.empty((min(ROWS_AT_ONCE, count), b.shape[1]), device=a.device)
-    for start in range(0, count, ROWS_AT_ONCE):
-        rows = slice(start, min(start + ROWS_AT_ONCE, count))
-        similarity = block[: rows.stop - start]
-        # By torch: numpy's threads spin for a while after the product, and take a core from the pruner.
-        torch.mm(a[rows], b, out=similarity)
+    best = torch.full((max(2, neighbours), count), lowest, dtype=kind, device=a.device)
+    best_of_column = torch.full((len(b),), lowest, dtype=kind, device=a.device)
+    for rows, similarity in blocks(a, b):
         torch.maximum(best_of_column, similarity.amax(dim=0), out=best_of_column)
         for rank in range(neighbours):
             nearest = _argmax(similarity)[:, None]
             index[rank, rows] = nearest[:, 0]
             best[rank, rows] = similarity.gather(1, nearest)[:, 0]
-            similarity.scatter_(1, nearest, -torch.inf)
+            similarity.scatter_(1, nearest, lowest)
         if neighbours == 1:
             best[1, rows] = similarity.amax(dim=1)
 
     candidates = torch.nonzero(best[0] >= best_of_column[index[0]])[:, 0]
-    first = torch.full((b.shape[1],), count, device=a.device)
+    first = torch.full((len(b),), count, device=a.device)
     first.scatter_reduce_(0, index[0, candidates], candidates, "amin")
     mutual[0, first[first < count]] = True
     # Rounding can lift a similarity above 0. Without a second neighbour, or with both at distance 0, the ratio is 1.
     nearest, second = best[:2].clamp_max(0)
-    squared = (nearest / second).where(second.isfinite() & (second < 0), 1.0)
+    squared = (nearest / second).where((second > lowest) & (second < 0), 1.0)
     # In double precision: torch's square root of single precision is off by a bit.
     ratio[0] = squared.double().sqrt()
     return index.reshape(-1), ratio.reshape(-1), mutual.reshape(-1)
+
+
+def _similarities(a: Tensor, b: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows of -|a - b|^2 / 2 = a.b - |a|^2 / 2 - |b|^2 / 2, which is largest for the nearest.
+
+    The squares are two more columns of the product, which saves passes over the block. A block may be changed, and is
+    overwritten by the next.
+    """
+    half0, half1 = _half_squares(a), _half_squares(b)
+    a = torch.cat([a, -half0, torch.ones_like(half0)], dim=1)
+    b = torch.cat([b, torch.ones_like(half1), -half1], dim=1).T.contiguous()
+    block = torch.empty((min(ROWS_AT_ONCE, len(a)), b.shape[1]), device=a.device)
+    for start in range(0, len(a), ROWS_AT_ONCE):
+        rows = slice(start, min(start + ROWS_AT_ONCE, len(a)))
+        similarity = block[: rows.stop - start]
+        # By torch: numpy's threads spin for a while after the product, and take a core from the pruner.
+        yield rows, torch.mm(a[rows], b, out=similarity)
+
+
+def _byte_similarities(a: Tensor, b: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """The same for int8 vectors: blocks of -|a - b|^2, exact in int32."""
+    squares0, squares1 = (values.int().square().sum(dim=1, dtype=torch.int32) for values in (a, b))
+    block = torch.empty((min(BYTE_ROWS_AT_ONCE, len(a)), len(b)), dtype=torch.int32)
+    for start in range(0, len(a), BYTE_ROWS_AT_ONCE):
+        rows = slice(start, min(start + BYTE_ROWS_AT_ONCE, len(a)))
+        similarity = block[: rows.stop - start]
+        torch._int_mm(a[rows], b.T, out=similarity)
+        torch.add(-squares1, similarity, alpha=2, out=similarity)
+        yield rows, similarity.sub_(squares0[rows, None])
+
+
+def _has_byte_products() -> bool:
+    """Whether this CPU multiplies int8 faster than floats; elsewhere torch does so in plain loops."""
+    supported = getattr(torch.cpu, "_is_vnni_supported", None)
+    return supported is not None and bool(torch.backends.mkldnn.is_available() and supported())
 
 
 def _argmax(values: Tensor) -> Tensor:
@@ -196,18 +231,22 @@ def _half_squares(values: Tensor) -> Tensor:
 
 
 def _as_vectors(name: str, descriptors: Any, device: torch.device | None) -> Tensor:
-    """[N x D] float32 vectors, ordered by their products as descriptors are by distance; bits become -1 and 1."""
+    """[N x D] vectors, ordered by their products as descriptors are by distance: float32, and int8 where that is given.
+
+    Bits become -1 and 1.
+    """
     if isinstance(descriptors, Tensor) and descriptors.is_cuda and descriptors.is_floating_point():
         vectors = descriptors.detach()
     else:
         array = as_array(name, descriptors)
+        device = descriptors.device if isinstance(descriptors, Tensor) and device is None else device
         if array.dtype == np.uint8:
             array = np.unpackbits(array, axis=-1).astype(np.float32) * 2 - 1
-        vectors = torch.from_numpy(np.require(array, np.float32, ["C", "W"]))
-        device = descriptors.device if isinstance(descriptors, Tensor) and device is None else device
+        kept = np.int8 if array.dtype == np.int8 and torch.device(device or "cpu").type == "cpu" else np.float32
+        vectors = torch.from_numpy(np.require(array, kept, ["C", "W"]))
     if vectors.ndim != 2:
         raise InputError(f"{name}: expected an array of shape (N, D), got {tuple(descriptors.shape)}")
-    vectors = vectors.to(device=device, dtype=torch.float32)
+    vectors = vectors if vectors.dtype == torch.int8 else vectors.to(device=device, dtype=torch.float32)
     if not vectors.isfinite().all():
         raise InputError(f"{name}: expected finite numbers, got NaN or infinity")
     return vectors

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from ananet import load
 from ananet.errors import InputError
 from ananet.integrations.colmap import database as colmap_database
-from ananet.integrations.colmap import match_database, prune_database, verify_database
+from ananet.integrations.colmap import match_database, prune_database, pruning, verify_database
 from ananet.integrations.colmap.database import Pair, open_database
 from ananet.pruners.base import Pruner
 from tests.conftest import make_problem
@@ -437,3 +437,18 @@ def test_the_recipe_runs(tmp_path, monkeypatch):
     for block in re.findall(r"```python\n(.*?)```", section[1], re.DOTALL):
         exec(compile(block, "pipelines.md", "exec"), names)
     assert max(model.num_reg_images() for model in names["models"].values()) == 4
+
+
+def test_batches_of_a_gpu_give_the_same(tmp_path, monkeypatch):
+    """The way of a GPU, on a CPU."""
+    pytest.importorskip("pycolmap")
+    found = []
+    for name, way in (("a.db", pruning._Job._on_all_cores), ("b.db", pruning._Job._on_gpu)):
+        monkeypatch.setattr(pruning._Job, "_on_all_cores", way)
+        path = synthesize(tmp_path / name)
+        summary = match_database(path, "ratio@threshold=0.9", drop_doubtful=True, device="cpu")
+        assert set(summary.seconds) == {"read", "match", "prune", "write"}
+        found.append((stored_matches(path), summary.after, summary.unseen, summary.used, summary.doubtful))
+    (first, *counts), (second, *others) = found
+    assert counts == others and first.keys() == second.keys()
+    assert all(np.array_equal(first[number], second[number]) for number in first)

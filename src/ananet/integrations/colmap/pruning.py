@@ -10,10 +10,9 @@ Each call is one transaction. A second call changes nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,22 +23,34 @@ from tqdm import tqdm
 from ananet._util.checks import check_whole_number
 from ananet._util.defaults import COLMAP_MIN_MATCHES, RECONSTRUCTION_PRUNER
 from ananet._util.devices import choose_device
+from ananet._util.workers import worker_threads
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.estimators.base import one_to_one
 from ananet.features import nearest_neighbours
-from ananet.integrations.colmap.database import Database, Pair, copy_database, join, open_database, transaction
+from ananet.integrations.colmap.database import Database, Pair, View, copy_database, join, open_database, transaction
+from ananet.integrations.colmap.geometries import verify_with_poselib
+from ananet.integrations.colmap.pairs import ALL_PAIRS, choose_pairs
+from ananet.integrations.colmap.parts import Parts
 from ananet.integrations.colmap.verification import check_cameras, check_pycolmap, verify_pairs
 from ananet.io.files import atomic_path, check_output, file_sha256
-from ananet.io.pairs import read_pairs
 from ananet.networks.input import within_view
 from ananet.pruners import Pruner, load
 from ananet.pruners.auto import Auto
 from ananet.pruners.base import Pruned, stream_items
 from ananet.pruners.learned import LearnedPruner
 from ananet.pruners.registry import look_up as look_up_pruner
+from ananet.twoview.overlap import check_overlap
 
-ALL_PAIRS, EXISTING_PAIRS = "all", "existing"
+# Ways to verify; the first is the default.
+METHODS = ("poselib", "colmap")
+# Of the matches that are not mutual, and so never stay, the pruner sees only those below this ratio: the others tell
+# it little, and are half of all (docs/speed.md).
+PROMISING_RATIO = 0.95
+# Keypoints that a thread gets at once.
+MATCHES_TOGETHER = 1024
+# Our table of doubtful pairs. COLMAP ignores tables that it does not know.
+DOUBTFUL = "ananet_doubtful"
 
 
 @dataclass
@@ -67,7 +78,9 @@ class Summary:
     verified: int | None = None
     """Pairs of the database with inliers to a two-view geometry; None without verification."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Time of each step: read, match, prune, write, verify."""
+    """Time of each step: read, match, prune, write, verify; of what runs side by side, its share of a thread's time."""
+    doubtful: list[tuple[str, str]] = field(default_factory=list)
+    """Names of pairs that kept matches and lost them all, since no more agree on a geometry than chance explains."""
 
     @property
     def pairs_per_second(self) -> float:
@@ -91,7 +104,7 @@ def prune_database(
     *,
     output: str | Path | None = None,
     min_matches: int = COLMAP_MIN_MATCHES,
-    verify: bool = False,
+    verify: bool | str = False,
     dry_run: bool = False,
     device: str | torch.device = "auto",
     progress: bool = False,
@@ -107,7 +120,8 @@ def prune_database(
             at a stricter threshold than elsewhere ("auto@threshold=0.9"), which gives better reconstructions.
         output: where to write a pruned copy; without it the database itself is changed.
         min_matches: pairs that keep fewer lose all their matches, as in COLMAP.
-        verify: write two-view geometries of pairs without one by COLMAP's own verification (needs pycolmap).
+        verify: write two-view geometries of pairs without one: True or "poselib" for PoseLib's, which are estimated on
+            all cores in a fraction of the time, "colmap" for COLMAP's own verification (needs pycolmap).
         dry_run: count, but write and verify nothing.
         device: where networks run.
         progress: show a bar.
@@ -117,7 +131,7 @@ def prune_database(
     changed since.
     """
     job = _Job(pruner, device, min_matches, matching=False, progress=progress)
-    return _run(Path(path), output, job, job.stored, verify, dry_run)
+    return _run(Path(path), output, job, job.stored, check_verify(verify), dry_run)
 
 
 def match_database(
@@ -127,7 +141,9 @@ def match_database(
     pairs: str | Path | Sequence[tuple[str, str]] = ALL_PAIRS,
     output: str | Path | None = None,
     min_matches: int = COLMAP_MIN_MATCHES,
-    verify: bool = False,
+    verify: bool | str = False,
+    drop_doubtful: bool = False,
+    in_parts: bool = False,
     dry_run: bool = False,
     device: str | torch.device = "auto",
     progress: bool = False,
@@ -138,24 +154,62 @@ def match_database(
     written one to one: COLMAP expects each keypoint at most once per pair.
 
     Args:
-        pairs: "all"; "existing" for pairs that have matches, which are replaced; a text file with two image names per
-            line (`ananet.io.pairs`); or the names themselves. Pairs with an image without descriptors are skipped.
+        pairs: "all"; "existing" for pairs that have matches, which are replaced; "sequential" for each image with the
+            next ten by name; a text file with two image names per line (`ananet.io.pairs`); or the names themselves.
+            Pairs with an image without descriptors are skipped.
+        drop_doubtful: pairs whose matches agree on no geometry better than chance lose them all.
+        in_parts: commit every few seconds, so that a call that is killed goes on where it stopped.
 
     The other arguments are those of `prune_database`.
     """
     job = _Job(pruner, device, min_matches, matching=True, progress=progress)
-    return _run(Path(path), output, job, lambda database: job.matched(database, pairs), verify, dry_run)
+    job.drop_doubtful, job.in_parts = drop_doubtful, in_parts
+    return _run(Path(path), output, job, lambda database: job.matched(database, pairs), check_verify(verify), dry_run)
 
 
-def verify_database(path: str | Path) -> int:
-    """Verify all pairs that have matches and no two-view geometry by COLMAP's own verification, in one transaction.
+def verify_database(
+    path: str | Path, method: str = "poselib", *, in_parts: bool = False, progress: bool = False
+) -> int:
+    """Verify all pairs that have matches and no two-view geometry, in one transaction.
 
     Returns the number of pairs of the database that have inliers then.
+
+    Args:
+        method: "poselib", or "colmap" for COLMAP's own verification (needs pycolmap).
+        in_parts, progress: commit every few seconds, show a bar; PoseLib only.
     """
-    check_pycolmap()
+    method = check_verify(method) or METHODS[0]
     with open_database(Path(path)) as database, transaction(database, write=True):
-        check_cameras(database, database.path)
-        return verify_pairs(database, database.path)
+        if method == "colmap":
+            check_cameras(database, database.path)
+        return _verify(database, database.path, method, progress, in_parts)
+
+
+def check_verify(verify: bool | str) -> str | None:
+    """The method of verification; None for no verification."""
+    if isinstance(verify, bool):
+        return METHODS[0] if verify else None
+    if verify not in METHODS:
+        raise InputError(f"verify: expected {' or '.join(METHODS)}, got {verify!r}")
+    if verify == "colmap":
+        check_pycolmap()
+    return verify
+
+
+def _verify(database: Database, beside: Path, method: str, progress: bool, in_parts: bool = False) -> int:
+    if method == "poselib":
+        return verify_with_poselib(database, in_parts, progress)
+    return verify_pairs(database, beside)
+
+
+class _Task(NamedTuple):
+    """A pair to match or prune."""
+
+    pair: Pair
+    views: tuple[View, View] | None
+    """None for a pair that was pruned before."""
+    indices: np.ndarray | None = None
+    """[N x 2] stored matches; None for a pair to match."""
 
 
 class _Putative(NamedTuple):
@@ -169,13 +223,25 @@ class _Putative(NamedTuple):
     matches: Correspondences | None
     """These; None for a pair that was pruned before."""
 
-    @classmethod
-    def done(cls, pair: Pair, indices: np.ndarray) -> _Putative:
-        return cls(pair, indices, np.ones(len(indices), bool), None)
+
+class _Outcome(NamedTuple):
+    """A pair after pruning."""
+
+    putative: _Putative
+    mask: np.ndarray
+    """[N] bool mask of the matches that stay."""
+    used: str | None = None
+    unseen: int = 0
+    doubtful: bool = False
+    match_seconds: float = 0.0
+    prune_seconds: float = 0.0
 
 
 class _Job:
     """Reads or makes the matches of pairs, prunes and writes them."""
+
+    drop_doubtful = in_parts = False
+    """As for `match_database`."""
 
     def __init__(
         self,
@@ -192,96 +258,137 @@ class _Job:
         self.min_matches = check_whole_number("min_matches", min_matches, 0, 2**31)
         self.matching, self.progress = matching, progress
         self.summary = Summary(pruner.name if isinstance(pruner, Pruner) else str(pruner))
+        self.doubtful: set[Pair] = set()
 
-    def stored(self, database: Database) -> tuple[int, Iterator[_Putative]]:
+    def stored(self, database: Database) -> tuple[int, Iterator[_Task]]:
         """Return the number of pairs with matches, and these pairs."""
-        return database.count_matched_pairs(), self._stored(database)
+        return database.count_matched_pairs(), self._timed(self._stored(database))
 
-    def _stored(self, database: Database) -> Iterator[_Putative]:
-        pairs = database.matched_pairs()
+    def _stored(self, database: Database) -> Iterator[_Task]:
+        for pair, indices in database.matched_pairs():
+            if database.is_marked(pair, self.identity, matched=False):
+                yield _Task(pair, None, indices)
+                continue
+            views = database.view(pair.first), database.view(pair.second)
+            database.check_indices(pair, indices)
+            yield _Task(pair, views, indices)
+
+    def matched(self, database: Database, pairs: str | Path | Sequence[tuple[str, str]]) -> tuple[int, Iterator[_Task]]:
+        """Return the number of pairs to match, and these pairs."""
+        count, chosen = choose_pairs(database, pairs)
+        return count, self._timed(self._to_match(database, chosen))
+
+    def _to_match(self, database: Database, pairs: Iterable[Pair]) -> Iterator[_Task]:
+        for pair in pairs:
+            if database.is_marked(pair, self.identity, matched=True):
+                stored = np.frombuffer(database.read_matches(pair) or b"", np.uint32)
+                yield _Task(pair, None, stored.reshape(-1, 2))
+            else:
+                yield _Task(pair, (database.view(pair.first, True), database.view(pair.second, True)))
+
+    def _timed(self, tasks: Iterator[_Task]) -> Iterator[_Task]:
         while True:
             with self.summary.timed("read"):
-                stored = next(pairs, None)
-                if stored is None:
-                    return
-                putative = self._read(database, *stored)
-            yield putative
+                task = next(tasks, None)
+            if task is None:
+                return
+            yield task
 
-    def _read(self, database: Database, pair: Pair, indices: np.ndarray) -> _Putative:
-        if database.is_marked(pair, self.identity, matched=False):
-            return _Putative.done(pair, indices)
-        views = database.view(pair.first), database.view(pair.second)
-        database.check_indices(pair, indices)
-        matches, usable = join(*views, indices)
-        return _Putative(pair, indices, usable, matches)
-
-    def matched(
-        self, database: Database, pairs: str | Path | Sequence[tuple[str, str]]
-    ) -> tuple[int, Iterator[_Putative]]:
-        """Return the number of pairs to match, and these pairs with their matches."""
-        described = database.images_with_descriptors()
-        if not described and database.image_names():
-            raise InputError(f"{database.name}: no descriptors in the database: extract features first")
-        if isinstance(pairs, str) and pairs == ALL_PAIRS:
-            every = (Pair(*two) for two in combinations(described, 2))
-            return len(described) * (len(described) - 1) // 2, self._match(database, every)
-        if isinstance(pairs, str) and pairs == EXISTING_PAIRS:
-            chosen = [pair for pair, _ in database.matched_pairs()]
-        else:
-            chosen = _named_pairs(database, pairs)
-        usable = sorted({pair.in_order for pair in chosen if set(described).issuperset(pair)})
-        return len(usable), self._match(database, usable)
-
-    def _match(self, database: Database, pairs: Iterable[Pair]) -> Iterator[_Putative]:
-        for pair in pairs:
-            with self.summary.timed("read"):
-                done = database.is_marked(pair, self.identity, matched=True)
-                if not done:
-                    first, second = (database.view(image, descriptors=True) for image in pair)
-            if done:
-                stored = np.frombuffer(database.read_matches(pair) or b"", np.uint32)
-                yield _Putative.done(pair, stored.reshape(-1, 2))
-                continue
-            with self.summary.timed("match"):
-                found = nearest_neighbours(first.descriptors, second.descriptors, device=self.device)
-                indices = np.stack([np.arange(len(found.index)), found.index], axis=1)
-                matches, usable = join(first, second, indices, ratio=found.ratio, mutual=found.mutual)
-            yield _Putative(pair, indices, usable, matches)
-
-    def work(self, database: Database, total: int, putative: Iterator[_Putative], write: bool) -> None:
+    def work(self, database: Database, total: int, tasks: Iterator[_Task], write: bool) -> None:
         """Prune pairs as they are read: memory does not grow with the database."""
         if write and total:
             database.start_marking()
-        results = stream_items(self.pruner, putative, lambda pair: pair.matches)
-        with tqdm(total=total, desc=self.pruner.name, unit="pair", disable=not self.progress) as bar:
+        if self.drop_doubtful and write:
+            database.connection.execute(f"CREATE TABLE IF NOT EXISTS {DOUBTFUL} (pair_id INTEGER PRIMARY KEY NOT NULL)")
+            numbers = database.connection.execute(f"SELECT pair_id FROM {DOUBTFUL}")
+            self.doubtful = {Pair.of(number) for (number,) in numbers}
+        outcomes = self._on_gpu(tasks) if self.device.type == "cuda" else self._on_all_cores(tasks)
+        parts = Parts(database, self.in_parts and write)
+        with closing(outcomes), tqdm(total=total, desc=self.pruner.name, unit="pair", disable=not self.progress) as bar:
+            for outcome in outcomes:
+                with self.summary.timed("write"):
+                    self._finish(database, outcome, write)
+                    parts.end_of_item()
+                bar.update()
+        names = database.image_names() if self.doubtful else {}
+        self.summary.doubtful = [(names[pair.first], names[pair.second]) for pair in sorted(self.doubtful)]
+
+    def _on_all_cores(self, tasks: Iterator[_Task]) -> Generator[_Outcome]:
+        """Several pairs side by side: faster than one on all cores."""
+        with worker_threads() as workers:
+            for outcomes in workers.map(self._prune, _together(tasks)):
+                for outcome in outcomes:
+                    for step, seconds in (("match", outcome.match_seconds), ("prune", outcome.prune_seconds)):
+                        if step == "prune" or self.matching:
+                            self.summary.seconds.setdefault(step, 0.0)
+                            self.summary.seconds[step] += seconds / workers.count
+                yield from outcomes
+
+    def _prune(self, tasks: Sequence[_Task]) -> list[_Outcome]:
+        start = time.perf_counter()
+        putative = [self._putative(task) for task in tasks]
+        matched = time.perf_counter()
+        results = iter(self.pruner.batch([pair.matches for pair in putative if pair.matches is not None]))
+        outcomes = [self._outcome(pair, None if pair.matches is None else next(results)) for pair in putative]
+        end = time.perf_counter()
+        outcomes[0] = outcomes[0]._replace(match_seconds=matched - start, prune_seconds=end - matched)
+        return outcomes
+
+    def _on_gpu(self, tasks: Iterator[_Task]) -> Generator[_Outcome]:
+        """In large batches; the next pairs are read while they are pruned, and all cores choose what stays."""
+
+        def putative() -> Iterator[_Putative]:
+            for task in tasks:
+                with self.summary.timed("match" if self.matching else "read"):
+                    pair = self._putative(task)
+                yield pair
+
+        with worker_threads() as workers:
+            results = stream_items(self.pruner, putative(), lambda pair: pair.matches)
+            outcomes = workers.map(lambda result: self._outcome(*result), results)
             while True:
                 with self.summary.timed("prune"):
-                    pair, kept = next(results, (None, None))
-                if pair is None:
+                    outcome = next(outcomes, None)
+                if outcome is None:
                     return
-                with self.summary.timed("write"):
-                    self._finish(database, pair, self._mask(pair, kept), write)
-                bar.update()
+                yield outcome
 
-    def _mask(self, pair: _Putative, kept: Pruned | None) -> np.ndarray:
-        """[N] bool mask of the matches that stay: all, if the pair was pruned before."""
+    def _putative(self, task: _Task) -> _Putative:
+        """The matches of a pair, made or read."""
+        if task.views is None:
+            assert task.indices is not None
+            return _Putative(task.pair, task.indices, np.ones(len(task.indices), bool), None)
+        if task.indices is not None:
+            matches, usable = join(*task.views, task.indices)
+            return _Putative(task.pair, task.indices, usable, matches)
+        first, second = task.views
+        found = nearest_neighbours(first.descriptors, second.descriptors, device=self.device)
+        seen = np.flatnonzero(found.mutual | (found.ratio < PROMISING_RATIO))
+        indices = np.stack([seen, found.index[seen]], axis=1)
+        matches, usable = join(first, second, indices, ratio=found.ratio[seen], mutual=found.mutual[seen])
+        return _Putative(task.pair, indices, usable, matches)
+
+    def _outcome(self, pair: _Putative, kept: Pruned | None) -> _Outcome:
+        """What stays: all, if the pair was pruned before."""
         if pair.matches is None or kept is None:
-            return pair.usable
-        if kept.pruner not in self.summary.used:
-            self.summary.used.append(kept.pruner)
+            return _Outcome(pair, pair.usable)
+        unseen = 0
         if isinstance(self.pruner, LearnedPruner | Auto):
             # Networks remove what wide lenses show far from the axis.
             seen = within_view(pair.matches, pair.matches._as_tensors().normalized())
-            self.summary.unseen += int((~seen).sum())
+            unseen = int((~seen).sum())
         chosen = torch.as_tensor(kept.mask).cpu()
         if self.matching:
             chosen = one_to_one(pair.matches, chosen, torch.as_tensor(kept.logits).cpu())
         mask = np.zeros(len(pair.indices), bool)
         mask[pair.usable] = chosen.numpy()
-        return mask
+        enough = mask.sum() >= self.min_matches
+        doubtful = self.drop_doubtful and bool(enough) and is_doubtful(pair.matches, kept)
+        return _Outcome(pair, mask & (not doubtful), kept.pruner, unseen, doubtful)
 
-    def _finish(self, database: Database, putative: _Putative, mask: np.ndarray, write: bool) -> None:
+    def _finish(self, database: Database, outcome: _Outcome, write: bool) -> None:
         """Count, and write what has changed."""
+        putative, mask, *_ = outcome
         count = int(mask.sum())
         if count < self.min_matches:
             count, mask = 0, np.zeros_like(mask)
@@ -290,10 +397,22 @@ class _Job:
         self.summary.before += len(mask)
         self.summary.after += count
         self.summary.dropped += count == 0 < len(mask)
-        self.summary.unseen += int((~putative.usable).sum())
+        self.summary.unseen += outcome.unseen + int((~putative.usable).sum())
+        if outcome.used is not None and outcome.used not in self.summary.used:
+            self.summary.used.append(outcome.used)
+        pair = putative.pair
+        changed = self.drop_doubtful and outcome.doubtful != (pair in self.doubtful) and putative.matches is not None
+        if changed:
+            self.doubtful ^= {pair}
         if not write:
             return
-        pair = putative.pair
+        if changed:
+            change = (
+                f"INSERT INTO {DOUBTFUL} VALUES (?)"
+                if outcome.doubtful
+                else f"DELETE FROM {DOUBTFUL} WHERE pair_id = ?"
+            )
+            database.connection.execute(change, (pair.number,))
         if self.matching:
             # Other programs may have stored the pair the other way round.
             database.connection.execute("DELETE FROM matches WHERE pair_id = ?", (pair.reversed.number,))
@@ -306,23 +425,22 @@ def _run(
     path: Path,
     output: str | Path | None,
     job: _Job,
-    putative: Callable[[Database], tuple[int, Iterator[_Putative]]],
-    verify: bool,
+    tasks: Callable[[Database], tuple[int, Iterator[_Task]]],
+    verify: str | None,
     dry_run: bool,
 ) -> Summary:
-    verify = verify and not dry_run
-    if verify:
-        check_pycolmap()
+    if dry_run:
+        verify = None
 
     def change(database: Database) -> None:
         with transaction(database, write=not dry_run):
-            if verify:
+            if verify == "colmap":
                 with job.summary.timed("verify"):
                     check_cameras(database, target)
-            job.work(database, *putative(database), write=not dry_run)
-            if verify:
+            job.work(database, *tasks(database), write=not dry_run)
+            if verify is not None:
                 with job.summary.timed("verify"):
-                    job.summary.verified = verify_pairs(database, target)
+                    job.summary.verified = _verify(database, target, verify, job.progress)
             if not dry_run:
                 with job.summary.timed("write"):
                     database.connection.execute("COMMIT")
@@ -351,13 +469,20 @@ def identity_of(pruner: str | Path | Pruner) -> str:
     return "+".join(" ".join([part.name, *(file_sha256(file)[:12] for file in part.files)]) for part in parts)
 
 
-def _named_pairs(database: Database, pairs: str | Path | Sequence[tuple[str, str]]) -> list[Pair]:
-    """Pairs of images by name, listed in a file or given."""
-    images = {name: image for image, name in database.image_names().items()}
-    named = read_pairs(pairs) if isinstance(pairs, str | Path) else (("pairs", tuple(two)) for two in pairs)
-    found = []
-    for where, names in named:
-        if len(names) != 2 or not images.keys() >= set(names) or len(set(names)) != 2:
-            raise InputError(f"{where}: expected the names of two images of {database.name}, got {' '.join(names)!r}")
-        found.append(Pair(images[names[0]], images[names[1]]))
-    return found
+def is_doubtful(matches: Correspondences, kept: Pruned) -> bool:
+    """Whether kept matches say too little to believe that two photos show the same place."""
+    return not check_overlap(matches, kept.mask, all_evidence=False).found
+
+
+def _together(tasks: Iterable[_Task]) -> Iterator[list[_Task]]:
+    """Successive tasks in lists of a few thousand keypoints: small pairs are pruned in batches."""
+    some: list[_Task] = []
+    count = 0
+    for task in tasks:
+        some.append(task)
+        count += 1 if task.views is None else len(task.views[0] if task.indices is None else task.indices)
+        if count >= MATCHES_TOGETHER:
+            yield some
+            some, count = [], 0
+    if some:
+        yield some
