@@ -53,7 +53,7 @@ ROWS = (
 KEYPOINTS = 4096
 COLMAP = "colmap"
 # The last as `ananet colmap --match` makes them.
-MATCHES = (COLMAP, "mutual", "ananet-ratio+mutual", "ananet-ratio@threshold=0.9+mutual")
+MATCHES = (COLMAP, "mutual", "ananet+mutual", "ananet@threshold=0.9+mutual")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ from ananet.io.files import atomic_path, check_output, file_sha256
 from ananet.io.pairs import read_pairs
 from ananet.networks.input import within_view
 from ananet.pruners import Pruner, load
-from ananet.pruners.auto import Auto
 from ananet.pruners.base import Pruned, stream_items
 from ananet.pruners.learned import LearnedPruner
 from ananet.pruners.registry import look_up as look_up_pruner
@@ -48,8 +47,6 @@ class Summary:
 
     pruner: str
     """Its name and options."""
-    used: list[str] = field(default_factory=list)
-    """The pruner itself, or the networks that "auto" chose."""
     pairs: int = 0
     """Pairs processed."""
     skipped: int = 0
@@ -269,9 +266,7 @@ class _Job:
         """[N] bool mask of the matches that stay: all, if the pair was pruned before."""
         if pair.matches is None or kept is None:
             return pair.usable
-        if kept.pruner not in self.summary.used:
-            self.summary.used.append(kept.pruner)
-        if isinstance(self.pruner, LearnedPruner | Auto):
+        if isinstance(self.pruner, LearnedPruner):
             # Networks remove what wide lenses show far from the axis.
             seen = within_view(pair.matches, pair.matches._as_tensors().normalized())
             self.summary.unseen += int((~seen).sum())
@@ -345,7 +340,7 @@ def identity_of(pruner: str | Path | Pruner) -> str:
     if isinstance(pruner, Pruner):
         return pruner.name
     parts = look_up_pruner(str(pruner))
-    return "+".join(" ".join([part.name, *(file_sha256(file)[:12] for file in part.files)]) for part in parts)
+    return "+".join(part.name + ("" if part.file is None else f" {file_sha256(part.file)[:12]}") for part in parts)
 
 
 def _named_pairs(database: Database, pairs: str | Path | Sequence[tuple[str, str]]) -> list[Pair]:
