@@ -41,7 +41,7 @@ from ananet.core.conflicts import penalize_conflicts
 from ananet.pruners import LearnedPruner, Pruned
 
 # Times are of the first, whose network the targets are for, and of the second, which is the default.
-NETWORKS = ("ananet-paper", "ananet", "ananet-ratio")
+NETWORKS = ("ananet-paper", "ananet", "ananet-small")
 TIMED = NETWORKS[:2]
 K = np.array([[800.0, 0, 512], [0, 810, 384], [0, 0, 1]])
 # Of verdicts that half precision may turn, by matches near the decision.

@@ -16,7 +16,7 @@ def test_times_and_verdicts(tmp_path):
     settings = BuildSettings(max_keypoints=200, min_parallax=0.5)
     build_pairs(tmp_path / "scenes", tmp_path / "pairs", settings, progress=False)
     options = [
-        "--weights=ananet-small,ananet-ratio,cne",
+        "--weights=ananet-small,ananet,cne",
         "--sizes=1x50,2x60",
         "--seconds=0.01",
         "--device=cpu",
@@ -26,7 +26,7 @@ def test_times_and_verdicts(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout)
-    assert [row["weights"] for row in rows] == ["ananet-small", "ananet-ratio", "cne"]
+    assert [row["weights"] for row in rows] == ["ananet-small", "ananet", "cne"]
     for row in rows:
         assert row["1 x 50, ms"] > 0 and row["of"] > 100
         assert row["differing verdicts"] <= 1 and row["score, alone and in company"] < 1e-3

@@ -74,7 +74,7 @@ def try_out(python: Path, folder: Path) -> None:
     found = run(python, "-c", "import ananet; print(ananet.__version__, ananet.__file__)", cwd=folder)
     if not found.startswith(f"{version} ") or str(ROOT / "src") in found:
         raise SystemExit(f"expected an installed ananet {version}, got {found}")
-    if "ananet-ratio" not in run(command, "list", cwd=folder):
+    if "ananet-small" not in run(command, "list", cwd=folder):
         raise SystemExit("ananet list: expected the pruners, got none")
     print(run(command, "demo", "-o", folder / "demo.png", cwd=folder).strip())
     if not (folder / "demo.png").is_file():

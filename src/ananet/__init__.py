@@ -2,7 +2,7 @@
 
 >>> import ananet
 >>> [name for name in ananet.list_pruners() if name.startswith("ananet")]
-['ananet', 'ananet-quadratic', 'ananet-ratio', 'ananet-paper', 'ananet-small']
+['ananet', 'ananet-quadratic', 'ananet-paper', 'ananet-small']
 """
 
 from importlib.metadata import PackageNotFoundError, version

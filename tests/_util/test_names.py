@@ -120,5 +120,5 @@ def test_labels_are_read_back(options):
 def test_a_slip_of_the_hand_gets_a_hint():
     with pytest.raises(InputError, match="got 'syft'; did you mean 'sift'\\?"):
         load_detector("syft")
-    with pytest.raises(InputError, match="got 'ananet-rato'; did you mean 'ananet-ratio'\\?"):
-        ananet.load("ananet-rato")
+    with pytest.raises(InputError, match="got 'ananet-papr'; did you mean 'ananet-paper'\\?"):
+        ananet.load("ananet-papr")

@@ -22,7 +22,7 @@ def test_export(tmp_path, run):
 
 
 def test_wrong_arguments(tmp_path, run):
-    code, _, err = run("export", "auto", "-o", tmp_path / "x.onnx")
+    code, _, err = run("export", "lpm", "-o", tmp_path / "x.onnx")
     assert code == 2 and "expected one network" in err
     code, _, err = run("export", "ananet", "-o", tmp_path / "none" / "x.onnx")
     assert code == 2 and "does not exist" in err

@@ -15,7 +15,7 @@ def test_list(run):
 
 def test_list_as_json(run):
     listed = json.loads(run("list", "--json")[1])
-    assert listed["default"] == "auto"
+    assert listed["default"] == "ananet"
     assert set(listed["pruners"]) == set(describe_pruners())
     gms = listed["pruners"]["gms"]
     assert gms["summary"] == "Keeps matches whose neighbourhood moves with them."

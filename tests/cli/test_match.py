@@ -34,7 +34,7 @@ def test_match_with_cameras(photos, tmp_path, run):
     assert angle < 5
     assert set(result["milliseconds"]) == {"detect", "match", "prune", "verify", "geometry"}
     assert (result["pose"]["estimator"], result["pose"]["pose_threshold"]) == ("poselib", 0.75)
-    assert result["pose"]["match_selection"] == "one-to-one" and result["pruner"] == "ananet-ratio"
+    assert result["pose"]["match_selection"] == "one-to-one" and result["pruner"] == "ananet"
 
 
 def test_the_estimator_and_its_options(photos, tmp_path, run):

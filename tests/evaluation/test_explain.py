@@ -179,7 +179,7 @@ def test_the_default_is_the_network_that_auto_chooses(world, tmp_path, capsys):
     code, out, err = explain(capsys, world, "-o", tmp_path, "--max-keypoints", 500, "--json")
     assert code == 0, err
     summary = json.loads(out)
-    assert list(summary["pruners"]) == ["auto"] and 0.5 < summary["context"]["separation"] <= 1
+    assert list(summary["pruners"]) == ["ananet"] and 0.5 < summary["context"]["separation"] <= 1
 
 
 def test_wrong_arguments(world, always, tmp_path, capsys):

@@ -20,7 +20,7 @@ from tests.fuzz.campaign import Case, target
 
 # Networks besides the smallest take seconds on a slow machine, and differ from it in their weights alone.
 PRUNERS = ("ananet-small", "all", "mutual", "ratio", "gms", "lpm", "lmf", "code", "ransac", "magsac")
-LARGE = ("auto", "ananet", "ananet-quadratic", "ananet-ratio", "ananet-paper", "cne", "acne", "oanet", "lmcnet")
+LARGE = ("ananet", "ananet-quadratic", "ananet-paper", "cne", "acne", "oanet", "lmcnet")
 OPTION_TEXTS = (
     "0",
     "1",

@@ -12,7 +12,7 @@ import pytest
 import ananet
 from tests.conftest import make_problem
 
-NAMES = ("ananet-small", "auto", "gms+ananet-small", "lpm", "lmf", "code", "ratio", "magsac")
+NAMES = ("ananet-small", "ananet", "gms+ananet-small", "lpm", "lmf", "code", "ratio", "magsac")
 PAIRS = [make_problem(inliers=40 + 7 * n, outliers=20, seed=n).matches for n in range(4)]
 
 

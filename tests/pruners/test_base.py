@@ -152,5 +152,5 @@ def test_things_with_and_without_matches_are_streamed():
 
 
 def test_there_is_nothing_to_warm_up_on_a_cpu():
-    for name in ("ratio", "ananet-small", "auto", "mutual+ananet-small"):
+    for name in ("ratio", "ananet-small", "mutual+ananet-small"):
         load(name, device="cpu").warm_up([100], progress=lambda done, steps: pytest.fail("nothing to do"))

@@ -22,7 +22,7 @@ def test_a_network_says_how_far_it_is(weights, problem, monkeypatch):
     assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-@pytest.mark.parametrize("name", ["auto", "all+auto"])
+@pytest.mark.parametrize("name", ["ananet", "all+ananet"])
 def test_pruners_made_of_networks_pass_progress_on(name, problem):
     pruner, calls = ananet.load(name, device="cpu"), []
     pruner.progress = lambda done, total: calls.append((done, total))

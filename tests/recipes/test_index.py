@@ -9,7 +9,7 @@ from ananet.training.settings import TrainSettings
 
 
 def test_recipes_by_name_and_files_by_path(tmp_path):
-    assert {"ananet", "ananet-quadratic", "ananet-ratio"} <= set(recipes())
+    assert {"ananet", "ananet-quadratic", "ananet-small"} <= set(recipes())
     assert recipe_path("ananet") == FOLDER / "ananet.toml"
     (tmp_path / "mine.toml").touch()
     assert recipe_path(str(tmp_path / "mine.toml")) == tmp_path / "mine.toml"

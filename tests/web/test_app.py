@@ -36,7 +36,7 @@ def test_json_gets_the_answer_of_the_pruner_itself(client, problem):
     answer = client.post("/v1/prune", json=as_json(problem.matches))
     expected = ananet.load(device="cpu")(problem.matches)
     found = answer.json()
-    assert answer.status_code == 200 and found["pruner"] == expected.pruner == "ananet-ratio"
+    assert answer.status_code == 200 and found["pruner"] == expected.pruner == "ananet"
     np.testing.assert_allclose(found["scores"], expected.scores, atol=1e-5)
     assert found["mask"] == expected.mask.tolist()
     assert found["threshold"] == pytest.approx(0.4)
@@ -81,7 +81,7 @@ def test_nothing_in_nothing_out(client):
             400,
             "real numbers",
         ),
-        ({"json": {"points0": [], "points1": [], "pruner": "nonsense"}}, 400, "pruner: expected one of auto, ananet"),
+        ({"json": {"points0": [], "points1": [], "pruner": "nonsense"}}, 400, "pruner: expected one of ananet"),
         ({"json": {"points0": [], "points1": [], "pruner": "/etc/passwd"}}, 400, "pruner: expected one of"),
         ({"json": {"points0": [], "points1": [], "pruner": "ransac@iterations=99999999"}}, 400, "pruner: expected"),
         (
@@ -161,7 +161,7 @@ def test_two_photos_that_do_not_overlap(client, photos):
         ({"photo0": ("big.png", png_header(10_000, 10_000))}, {}, "big.png: expected at most 40,000,000 pixels"),
         ({"photo2": ("more.jpg", b"hello")}, {}, "Too many files"),
         ({}, {"detector": "stored@path=/etc"}, "detector: expected one of sift, orb"),
-        ({}, {"pruner": "../weights.safetensors"}, "pruner: expected one of auto"),
+        ({}, {"pruner": "../weights.safetensors"}, "pruner: expected one of ananet"),
         ({}, {"focal": "far"}, "focal: expected a number of pixels or auto"),
         ({}, {"model": "homografy"}, "model: expected one of auto, essential, fundamental, homography"),
         ({}, {"motions": "maybe"}, "motions: expected true or false"),
@@ -206,7 +206,7 @@ def test_no_answer_tells_where_the_service_lives(client, photos):
 
 def test_what_can_be_asked_for(client):
     known = client.get("/v1/pruners").json()
-    assert known["default"] == "auto" and set(known["pruners"]) == set(ananet.list_pruners())
+    assert known["default"] == "ananet" and set(known["pruners"]) == set(ananet.list_pruners())
     assert known["detectors"] == ["sift", "orb"] and known["limits"] == Limits().to_dict()
     assert client.get("/healthz").json()["status"] == "ok"
 

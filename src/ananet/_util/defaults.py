@@ -1,8 +1,8 @@
 """Numbers and names that several modules share, each defined once. Imports nothing, so that `--help` stays quick."""
 
-PRUNER = "auto"
+PRUNER = "ananet"
 # For reconstructions: wrong matches near the epipolar line hardly change the pose of a pair, but spoil tracks.
-RECONSTRUCTION_PRUNER = "auto@threshold=0.9"
+RECONSTRUCTION_PRUNER = "ananet@threshold=0.9"
 DETECTOR = "sift"
 ESTIMATOR = "poselib"
 # What evaluation reports: the paper's, and the default.

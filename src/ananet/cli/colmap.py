@@ -120,7 +120,6 @@ def _check_database(path: Path, choose: bool) -> None:
 def _facts(summary: Summary) -> dict[str, Any]:
     return {
         "pruner": summary.pruner,
-        "used": summary.used,
         "pairs": summary.pairs,
         "pairs_skipped": summary.skipped,
         "pairs_dropped": summary.dropped,
@@ -135,8 +134,7 @@ def _facts(summary: Summary) -> dict[str, Any]:
 
 
 def _sentence(summary: Summary) -> str:
-    took = ", ".join(name for name in summary.used if name != summary.pruner)
-    parts = [summary.pruner + (f" (chose {took})" if took else "") + f": {count(summary.pairs, 'pair')}"]
+    parts = [f"{summary.pruner}: {count(summary.pairs, 'pair')}"]
     parts += [f"{summary.before} matches before and {summary.after} after", f"{count(summary.dropped, 'pair')} dropped"]
     if summary.skipped:
         parts.append(f"{count(summary.skipped, 'pair')} pruned before")

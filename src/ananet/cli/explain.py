@@ -68,7 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
     from ananet.datasets.base import LabelledPair
     from ananet.features import load_detector
     from ananet.pruners import LearnedPruner, load
-    from ananet.pruners.auto import Auto
     from ananet.twoview import match_photos
     from ananet.twoview.drawing import grid
 
@@ -88,8 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         "labels": "kept and removed" if inlier is None else "pose",
         "pruners": {name: int(kept.mask.sum()) for name, kept in results.items()},
     }
-    networks = [(p.name, p.chosen(found.matches) if isinstance(p, Auto) else p) for p in pruners]
-    name, network = next(((n, p) for n, p in networks if isinstance(p, LearnedPruner)), ("", None))
+    name, network = next(((p.name, p) for p in pruners if isinstance(p, LearnedPruner)), ("", None))
     if network is not None:
         more, facts = _look_inside(arguments, network, found, results[name], inlier)
         pictures, summary = pictures | more, summary | facts

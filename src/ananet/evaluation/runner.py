@@ -91,7 +91,7 @@ def choose_pruners(given: Sequence[str]) -> list[PrunerChoice]:
     choices = []
     for text in given:
         parts = look_up(text)
-        files = [file for part in parts for file in part.files]
+        files = [part.file for part in parts if part.file is not None]
         name, hashes = "+".join(part.name for part in parts), "+".join(map(file_sha256, files))
         # Lists instead of tuples, as they are read from a file of predictions.
         options = json.loads(json.dumps([part.all_options for part in parts]))

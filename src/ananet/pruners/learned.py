@@ -28,6 +28,8 @@ THRESHOLD, CONFLICT_ODDS = 0.4, 30.0
 MAX_BATCHED_ON_CPU = 250
 # Matches that `stream` prunes at once on a CPU: few pairs, so that progress bars move.
 STREAMED_ON_CPU = 8192
+# Of matches: what networks may read beside the points.
+SIDE_ATTRIBUTES = ("ratio", "mutual", "keypoint_sizes0", "keypoint_sizes1", "angles0", "angles1")
 
 
 class LearnedPruner(Pruner):
@@ -44,6 +46,8 @@ class LearnedPruner(Pruner):
             number of matches; 256 hardly change a result. 0 for every match, None as trained.
         label: what scores and decision are about: "right", the match shows one point of the scene, or "line", it lies
             near its epipolar line, the paper's label. None for right, where the weights tell it.
+        side_input: whether a network that reads ratio, mutual flag, sizes and angles is shown those that are known;
+            False shows it the points alone.
         name: of the pruner; by default that of the network.
         card: the model card of the weights.
     """
@@ -56,6 +60,7 @@ class LearnedPruner(Pruner):
         conflict_odds: float = CONFLICT_ODDS,
         seeds: int | None = None,
         label: str | None = None,
+        side_input: bool = True,
         *,
         name: str | None = None,
         card: dict[str, Any] | None = None,
@@ -64,6 +69,7 @@ class LearnedPruner(Pruner):
         self.card = card or {}
         self.decision = decision_at(threshold)
         self.conflict_odds = check_odds(conflict_odds)
+        self.side_input = side_input
         self.progress: Progress | None = None
         """Called with the number of finished blocks and of all blocks, on a CPU."""
         network = network.telling(label)
@@ -102,13 +108,19 @@ class LearnedPruner(Pruner):
         conflict_odds: float = CONFLICT_ODDS,
         seeds: int | None = None,
         label: str | None = None,
+        side_input: bool = True,
     ) -> Self:
         """The network of a weight file that `ananet.networks.save_network` wrote."""
         network, card = load_network(path)
-        return cls(network, device, threshold, conflict_odds, seeds, label, name=Path(path).stem, card=card)
+        given = device, threshold, conflict_odds, seeds, label, side_input
+        return cls(network, *given, name=Path(path).stem, card=card)
 
     def logits(self, matches: Correspondences) -> Tensor:
-        return self._logits([matches], self.progress)[0]
+        return self._logits([self._shown(matches)], self.progress)[0]
+
+    def _shown(self, matches: Correspondences) -> Correspondences:
+        """What the network may see of the matches."""
+        return matches if self.side_input else matches.replace(**dict.fromkeys(SIDE_ATTRIBUTES))
 
     def batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         return self._start(pairs)()
@@ -121,7 +133,7 @@ class LearnedPruner(Pruner):
         if self.calls is None:
             results = self._batch(pairs)
             return lambda: results
-        pairs = check_pairs(pairs, values=False)
+        pairs = [self._shown(pair) for pair in check_pairs(pairs, values=False)]
         # Where there is nothing to score, cameras or sizes may be missing too.
         scored = [number for number, pair in enumerate(pairs) if len(pair)]
         for pair in pairs:
@@ -150,7 +162,7 @@ class LearnedPruner(Pruner):
 
     def _batch(self, pairs: Sequence[Correspondences]) -> list[Pruned]:
         """Eager reference path."""
-        pairs = check_pairs(pairs)
+        pairs = [self._shown(pair) for pair in check_pairs(pairs)]
         # Where there is nothing to score, cameras or sizes may be missing too.
         empty = {number: pair for number, pair in enumerate(pairs) if len(pair) == 0}
         results = {number: as_result(pair, pair.points0[:, 0], self) for number, pair in empty.items()}

@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
-from ananet.pruners.auto import Auto, Chain
 from ananet.pruners.base import Pruner
+from ananet.pruners.chain import Chain
 from ananet.pruners.learned import LearnedPruner
 
 # Below this many matches a network on a CPU takes a few seconds at most.
@@ -23,7 +23,6 @@ def progress_bar(pruner: Pruner, count: int) -> Iterator[None]:
 
     On a GPU only a first call takes long, and a line says so.
     """
-    # This loads all networks of `auto`, so only if there is something to show.
     shown = sys.stderr.isatty() and (count > WORTH_A_BAR or torch.cuda.is_available())
     networks = _networks(pruner) if shown else []
     for network in networks:
@@ -58,6 +57,4 @@ def _networks(pruner: Pruner) -> list[LearnedPruner]:
     """All networks that a pruner may run."""
     if isinstance(pruner, Chain):
         return [network for part in pruner.pruners for network in _networks(part)]
-    if isinstance(pruner, Auto):
-        return pruner.networks
     return [pruner] if isinstance(pruner, LearnedPruner) else []

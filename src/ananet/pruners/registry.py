@@ -14,10 +14,10 @@ from ananet._util.defaults import PRUNER
 from ananet._util.devices import choose_device
 from ananet._util.names import Option, Registry, labelled, options_of, read_options, split_options
 from ananet.errors import InputError
-from ananet.pruners.auto import NETWORKS, Auto, Chain
 from ananet.pruners.base import Pruner
+from ananet.pruners.chain import Chain
 from ananet.pruners.learned import LearnedPruner
-from ananet.weights import bundled, bundled_path, weight_file
+from ananet.weights import bundled, weight_file
 
 CLASSICAL: Registry[Pruner] = Registry(
     "pruner",
@@ -34,7 +34,9 @@ CLASSICAL: Registry[Pruner] = Registry(
     },
 )
 """Pruners that are not networks, by name; `@CLASSICAL.add` adds one."""
-ALIASES = {"none": "all"}
+ALIASES = {"none": "all", "auto": PRUNER}
+# Names of 0.2, and those that took their place.
+FORMER = {"ananet-ratio": "ananet"}
 
 
 def list_pruners() -> dict[str, str]:
@@ -51,7 +53,7 @@ def describe_pruners() -> dict[str, PrunerDescription]:
     """What each pruner does, and its options, by name."""
     options = options_of(LearnedPruner.from_file)
     learned = {name: PrunerDescription(facts["summary"], options) for name, facts in bundled().items()}
-    return {Auto.name: _describe(Auto), **learned, **{name: _describe(CLASSICAL[name]) for name in CLASSICAL.names}}
+    return {**learned, **{name: _describe(CLASSICAL[name]) for name in CLASSICAL.names}}
 
 
 def _describe(make: Callable[..., Pruner]) -> PrunerDescription:
@@ -62,8 +64,7 @@ def load_pruner(pruner: str | Path | None = None, *, device: str | torch.device 
     """A pruner, ready to be called.
 
     Args:
-        pruner: a name of `list_pruners`, or the path of a weight file. None means "auto": for every pair, the best
-            network for the input that is known. Several joined by "+" run one after another: "mutual+ananet" shows
+        pruner: a name of `list_pruners`, or the path of a weight file. None and "auto" mean "ananet". Several joined by "+" run one after another: "mutual+ananet" shows
             the network mutual matches only. Options may follow the name, each after an "@": "ratio@threshold=0.7",
             "lpm@neighbours=4/6". A weight file may be given a name: "mine=weights.safetensors".
         device: "auto" (a GPU if there is one), "cpu", "cuda", ... Classical pruners ignore it.
@@ -102,16 +103,7 @@ class Part(NamedTuple):
 
     @property
     def make(self) -> Callable[..., Pruner]:
-        if self.file is not None:
-            return LearnedPruner.from_file
-        return Auto if self.plain == Auto.name else CLASSICAL[self.plain]
-
-    @property
-    def files(self) -> list[Path]:
-        """All weights that the pruner may use."""
-        if self.file is not None:
-            return [self.file]
-        return [bundled_path(name) for name in NETWORKS] if self.make is Auto else []
+        return CLASSICAL[self.plain] if self.file is None else LearnedPruner.from_file
 
     @property
     def all_options(self) -> dict[str, Any]:
@@ -123,10 +115,8 @@ class Part(NamedTuple):
         return self._replace(options=self.options | read)
 
     def load(self, device: torch.device) -> Pruner:
-        if self.file is not None:
-            loaded = self.make(self.file, device, **self.options)
-        else:
-            loaded = self.make(**({"device": device} if self.make is Auto else {}), **self.options)
+        given = () if self.file is None else (self.file, device)
+        loaded = self.make(*given, **self.options)
         loaded.name = self.name
         return loaded
 
@@ -138,7 +128,7 @@ def look_up(name: str) -> list[Part]:
     [Part(plain='all', file=None, options={}), Part(plain='ratio', file=None, options={'threshold': 0.7})]
     """
     name = ALIASES.get(name, name)
-    if name == Auto.name or name in CLASSICAL:
+    if name in CLASSICAL:
         return [Part(name, None, {})]
     if (path := weight_file(name)) is not None:
         return [Part(path.stem, path, {})]
@@ -158,5 +148,5 @@ def look_up(name: str) -> list[Part]:
     if name.endswith(".safetensors"):
         raise InputError(f"weights: no file {name[:1000]}")
     known = list_pruners()
-    meant = like(name, known)
+    meant = f"; it is part of {FORMER[name]!r} now" if name in FORMER else like(name, known)
     raise InputError(f"pruner: expected one of {', '.join(known)} or a .safetensors file, got {shown(name)}{meant}")

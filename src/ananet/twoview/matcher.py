@@ -26,7 +26,6 @@ from ananet.estimators import Estimator, find_focal, load_estimator
 from ananet.features import Detector, Features, Matcher, load_detector, load_matcher, match
 from ananet.io.images import as_photo
 from ananet.pruners import LearnedPruner, Pruner, load
-from ananet.pruners.auto import Auto
 from ananet.twoview.cameras import Cameras, choose_cameras
 from ananet.twoview.drawing import Panel, make_panel
 from ananet.twoview.models import NEEDS_CAMERAS, ModelOption, Models, check_model, find_models
@@ -341,7 +340,7 @@ def load_pruner_at(
     if isinstance(pruner, Pruner):
         raise InputError(f"threshold: expected together with the name of a pruner, got the loaded {pruner.name}")
     loaded = load(pruner, device=device, threshold=check_probability("threshold", threshold))
-    if not isinstance(loaded, LearnedPruner | Auto):
+    if not isinstance(loaded, LearnedPruner):
         own = f"for that of {pruner}, use {pruner}@threshold=..."
         raise InputError(f"threshold: only networks have a probability threshold; {own}")
     return loaded

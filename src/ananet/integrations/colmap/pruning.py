@@ -36,7 +36,6 @@ from ananet.integrations.colmap.verification import check_cameras, check_pycolma
 from ananet.io.files import atomic_path, check_output, file_sha256
 from ananet.networks.input import within_view
 from ananet.pruners import Pruner, load
-from ananet.pruners.auto import Auto
 from ananet.pruners.base import Pruned, stream_items
 from ananet.pruners.learned import LearnedPruner
 from ananet.pruners.registry import look_up as look_up_pruner
@@ -59,8 +58,6 @@ class Summary:
 
     pruner: str
     """Its name and options."""
-    used: list[str] = field(default_factory=list)
-    """The pruner itself, or the networks that "auto" chose."""
     pairs: int = 0
     """Pairs processed."""
     skipped: int = 0
@@ -230,7 +227,6 @@ class _Outcome(NamedTuple):
     putative: _Putative
     mask: np.ndarray
     """[N] bool mask of the matches that stay."""
-    used: str | None = None
     unseen: int = 0
     doubtful: bool = False
     match_seconds: float = 0.0
@@ -373,7 +369,7 @@ class _Job:
         if pair.matches is None or kept is None:
             return _Outcome(pair, pair.usable)
         unseen = 0
-        if isinstance(self.pruner, LearnedPruner | Auto):
+        if isinstance(self.pruner, LearnedPruner):
             # Networks remove what wide lenses show far from the axis.
             seen = within_view(pair.matches, pair.matches._as_tensors().normalized())
             unseen = int((~seen).sum())
@@ -384,7 +380,7 @@ class _Job:
         mask[pair.usable] = chosen.numpy()
         enough = mask.sum() >= self.min_matches
         doubtful = self.drop_doubtful and bool(enough) and is_doubtful(pair.matches, kept)
-        return _Outcome(pair, mask & (not doubtful), kept.pruner, unseen, doubtful)
+        return _Outcome(pair, mask & (not doubtful), unseen, doubtful)
 
     def _finish(self, database: Database, outcome: _Outcome, write: bool) -> None:
         """Count, and write what has changed."""
@@ -398,8 +394,6 @@ class _Job:
         self.summary.after += count
         self.summary.dropped += count == 0 < len(mask)
         self.summary.unseen += outcome.unseen + int((~putative.usable).sum())
-        if outcome.used is not None and outcome.used not in self.summary.used:
-            self.summary.used.append(outcome.used)
         pair = putative.pair
         changed = self.drop_doubtful and outcome.doubtful != (pair in self.doubtful) and putative.matches is not None
         if changed:
@@ -466,7 +460,7 @@ def identity_of(pruner: str | Path | Pruner) -> str:
     if isinstance(pruner, Pruner):
         return pruner.name
     parts = look_up_pruner(str(pruner))
-    return "+".join(" ".join([part.name, *(file_sha256(file)[:12] for file in part.files)]) for part in parts)
+    return "+".join(part.name + ("" if part.file is None else f" {file_sha256(part.file)[:12]}") for part in parts)
 
 
 def is_doubtful(matches: Correspondences, kept: Pruned) -> bool:

@@ -57,7 +57,7 @@ def export(pruner: Pruner, path: str | Path) -> dict[str, str]:
     """
     if not isinstance(pruner, LearnedPruner):
         given = getattr(pruner, "name", type(pruner).__name__)
-        raise InputError(f"pruner: expected one network, such as ananet or ananet-ratio, got {given}")
+        raise InputError(f"pruner: expected one network, such as ananet or ananet-small, got {given}")
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
             raise MissingExtraError(package, "onnx")
