@@ -64,9 +64,10 @@ def load_pruner(pruner: str | Path | None = None, *, device: str | torch.device 
     """A pruner, ready to be called.
 
     Args:
-        pruner: a name of `list_pruners`, or the path of a weight file. None and "auto" mean "ananet". Several joined by "+" run one after another: "mutual+ananet" shows
-            the network mutual matches only. Options may follow the name, each after an "@": "ratio@threshold=0.7",
-            "lpm@neighbours=4/6". A weight file may be given a name: "mine=weights.safetensors".
+        pruner: a name of `list_pruners`, or the path of a weight file. None and "auto" mean "ananet". Several joined by
+            "+" run one after another: "mutual+ananet" shows the network mutual matches only. Options may follow the
+            name, each after an "@": "ratio@threshold=0.7", "lpm@neighbours=4/6". A weight file may be given a name:
+            "mine=weights.safetensors".
         device: "auto" (a GPU if there is one), "cpu", "cuda", ... Classical pruners ignore it.
         options: settings of the pruner, such as `threshold` of the ratio test or of a network.
 

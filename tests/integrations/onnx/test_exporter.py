@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pruners():
-    return {name: load(name, device="cpu") for name in ("ananet", "ananet-ratio")}
+    return {name: load(name, device="cpu") for name in ("ananet-paper", "ananet")}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def files(folder, pruners):
     (command,) = re.findall(r"^ananet (export .*)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     with contextlib.chdir(folder):
         assert main(shlex.split(command)) == 0
-    export(pruners["ananet-ratio"], folder / "ananet-ratio.onnx")
+    export(pruners["ananet-paper"], folder / "ananet-paper.onnx")
     return {name: folder / f"{name}.onnx" for name in pruners}
 
 
@@ -83,7 +83,7 @@ def side_numbers(pair):
 
 
 @pytest.mark.parametrize(("count", "batch"), [*itertools.product([0, 1, 7, 100, 2000], [1, 4]), (5000, 1)])
-@pytest.mark.parametrize("name", ["ananet", "ananet-ratio"])
+@pytest.mark.parametrize("name", ["ananet-paper", "ananet"])
 def test_the_same_masks(name, count, batch, files, pruners):
     session = opened(files[name])
     pairs = [some_matches(count, seed) for seed in range(batch)]
@@ -101,11 +101,11 @@ def test_padding_and_matches_out_of_view_take_no_part(files, pruners):
     points = pair.points0.copy()
     points[17] = 65535.0
     pair = pair.replace(points0=points)
-    session = opened(files["ananet"])
+    session = opened(files["ananet-paper"])
     padded = np.full((1, 230, 4), np.nan, np.float32)
     padded[0, :200] = pair._as_tensors().normalized().float().numpy()
     logits, _, mask = session.run(["logits", "scores", "mask"], {"matches": padded})
-    expected = pruners["ananet"](pair)
+    expected = pruners["ananet-paper"](pair)
     np.testing.assert_array_equal(mask[0, :200], np.asarray(expected.mask))
     assert not mask[0, 200:].any() and not mask[0, 17]
     np.testing.assert_allclose(logits[0, :200], np.asarray(expected.logits), atol=2e-3)
@@ -113,26 +113,26 @@ def test_padding_and_matches_out_of_view_take_no_part(files, pruners):
 
 def test_side_input_may_be_unknown(files, pruners):
     pair = some_matches(300)
-    session = opened(files["ananet-ratio"])
+    session = opened(files["ananet"])
     feed = inputs([pair], session)
     feed["side"][..., 2:] = np.nan
     (mask,) = session.run(["mask"], feed)
     nothing = dict.fromkeys(("keypoint_sizes0", "keypoint_sizes1", "angles0", "angles1"))
-    np.testing.assert_array_equal(mask[0], np.asarray(pruners["ananet-ratio"](pair.replace(**nothing)).mask))
+    np.testing.assert_array_equal(mask[0], np.asarray(pruners["ananet"](pair.replace(**nothing)).mask))
 
 
 def test_no_map_of_all_pairs_in_memory(files):
     """Attention runs over blocks: there is one Scan for every block of the network, and no Softmax outside."""
-    graph = onnx.load(files["ananet"]).graph
+    graph = onnx.load(files["ananet-paper"]).graph
     kinds = [node.op_type for node in graph.node]
     assert kinds.count("Scan") == 5 and "Softmax" not in kinds
 
 
 def test_metadata_say_how_to_use_the_file(files, pruners):
-    model = onnx.load(files["ananet-ratio"])
+    model = onnx.load(files["ananet"])
     found = {entry.key: entry.value for entry in model.metadata_props}
     assert float(found["threshold"]) == pytest.approx(0.4)
-    assert float(found["decision_logit"]) == pruners["ananet-ratio"].decision
+    assert float(found["decision_logit"]) == pruners["ananet"].decision
     assert float(found["conflict_odds"]) == 30
     assert json.loads(found["side"]) == ["ratio", "mutual", "keypoint_size0", "keypoint_size1", "angle0", "angle1"]
     assert "0.7 max(width, height)" in found["normalization"]
@@ -185,7 +185,7 @@ def test_side_channels_as_elsewhere():
     torch.testing.assert_close(side_channels(SIDE, numbers)[0], expected)
 
 
-@pytest.mark.parametrize("name", ["ananet", "ananet-ratio"])
+@pytest.mark.parametrize("name", ["ananet-paper", "ananet"])
 def test_the_example_without_torch(name, files, pruners, tmp_path):
     pair = some_matches(400)
     names = (
