@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test docs lint format clean fuzz kill-test release-check
+.PHONY: demo test test-native docs lint format clean fuzz kill-test release-check
 
 # Bytecode is written for what the demo imports only.
 demo: $(VENV)/.installed
@@ -15,6 +15,16 @@ PARALLEL := --numprocesses=auto --dist=worksteal
 # PYTEST=--cov also shows how much of the package the tests run, and fails below the floor in pyproject.toml.
 test: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
+
+# What packages without PyTorch are built from and tested with; made again when weights change.
+PACKAGES := build/packages/.written
+$(PACKAGES): tools/export_packages.py $(wildcard src/ananet/weights/*.safetensors) | $(VENV)/.dev-installed
+	$(BIN)/python tools/export_packages.py
+	touch $@
+
+# The C++ header, against what Python answers.
+test-native: $(PACKAGES)
+	$(BIN)/python -m pytest -rs native/tests
 
 # The site, in site/. A link, an anchor or a name of the reference that leads nowhere fails.
 docs: $(VENV)/.docs-installed

@@ -253,16 +253,32 @@ inline Floats power_of_two(Floats x) {
 
 ANANET_INLINE Floats load(const float* from) {
     Floats x;
-    std::memcpy(&x, from, sizeof x);
+    std::memcpy(static_cast<void*>(&x), from, sizeof x);
     return x;
 }
 
 ANANET_INLINE void store(float* to, const Floats& x) { std::memcpy(to, &x, sizeof x); }
 
 ANANET_INLINE float sum(const Floats& x) {
-    float total = 0;
-    for (size_t i = 0; i < LANES; ++i) total += x[i];
-    return total;
+    float of[LANES];
+    store(of, x);
+    for (size_t half = LANES / 2; half; half /= 2)
+        for (size_t i = 0; i < half; ++i) of[i] += of[i + half];
+    return of[0];
+}
+
+ANANET_INLINE float largest(const Floats& x) {
+    float of[LANES];
+    store(of, x);
+    for (size_t half = LANES / 2; half; half /= 2)
+        for (size_t i = 0; i < half; ++i) of[i] = std::max(of[i], of[i + half]);
+    return of[0];
+}
+
+inline void add(float* to, const float* x, size_t n) {
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) store(to + i, load(to + i) + load(x + i));
+    for (; i < n; ++i) to[i] += x[i];
 }
 
 template <typename T>
@@ -844,11 +860,7 @@ inline Seeds first_seeds(const Matrix& matches, size_t count) {
 /// [m x width] means of the first features of groups; 0 for empty ones.
 inline Matrix group_means(const Matrix& features, size_t width, const Seeds& seeds) {
     Matrix means(seeds.weights.size(), width);
-    for (size_t i = 0; i < features.rows; ++i) {
-        float* to = means.row(seeds.group[i]);
-        const float* from = features.row(i);
-        for (size_t c = 0; c < width; ++c) to[c] += from[c];
-    }
+    for (size_t i = 0; i < features.rows; ++i) add(means.row(seeds.group[i]), features.row(i), width);
     for (size_t g = 0; g < means.rows; ++g)
         for (size_t c = 0; c < width; ++c) means.row(g)[c] /= std::max(seeds.weights[g], 1.0F);
     return means;
@@ -858,39 +870,32 @@ inline Matrix group_means(const Matrix& features, size_t width, const Seeds& see
 inline void move_seeds(Seeds& seeds, const Matrix& features, int steps, Numbers& memory) {
     const size_t groups = seeds.weights.size(), compared = std::min(COMPARED, features.columns);
     if (features.rows <= groups) return;
-    const size_t stride = round_up(groups, COLUMNS);
-    if (memory.size() < PART * stride) memory.resize(PART * stride);
+    Packed points(compared, features.rows);
+    pack_rows(points, features.row(0), features.stride);
+    if (memory.size() < round_up(groups, ROWS) * COLUMNS) memory.resize(round_up(groups, ROWS) * COLUMNS);
     for (; steps > 0; --steps) {
-        const Matrix means = group_means(features, compared, seeds);
         // |x - c|^2 but for |x|^2, which is the same for all groups.
-        Packed distances(compared, groups);
-        std::fill(distances.bias.begin(), distances.bias.end(), -HIDDEN);
+        Matrix means = group_means(features, compared, seeds);
+        Numbers offset(groups);
         for (size_t g = 0; g < groups; ++g) {
-            if (seeds.weights[g] > 0) distances.bias[g] = dot(means.row(g), means.row(g), compared);
-            for (size_t c = 0; c < compared; ++c) distances.at(c, g) = -2 * means.row(g)[c];
+            offset[g] = seeds.weights[g] > 0 ? dot(means.row(g), means.row(g), compared) : -HIDDEN;
+            for (size_t c = 0; c < compared; ++c) means.row(g)[c] *= -2;
         }
         std::fill(seeds.weights.begin(), seeds.weights.end(), 0.0F);
-        for (size_t top = 0; top < features.rows; top += PART) {
-            const size_t rows = std::min(PART, features.rows - top);
-            multiply(features.row(top), features.stride, rows, distances, memory.data(), stride);
-            for (size_t r = 0; r < rows; ++r) {
-                const float* row = &memory[r * stride];
-                Floats least = load(row);
-                Ints at{}, now{};
-                for (size_t g = LANES; g < stride; g += LANES) {
-                    now = now + 1;
-                    keep_smaller(load(row + g), now, least, at);
-                }
-                // Of equally near groups the first.
-                size_t best = groups;
-                float smallest = std::numeric_limits<float>::infinity();
-                for (size_t lane = 0; lane < LANES; ++lane) {
-                    const size_t group = static_cast<size_t>(at[lane]) * LANES + lane;
-                    if (least[lane] < smallest || (least[lane] == smallest && group < best))
-                        smallest = least[lane], best = group;
-                }
-                seeds.group[top + r] = best;
-                ++seeds.weights[best];
+        for (size_t column = 0; column < features.rows; column += COLUMNS) {
+            for (size_t g = 0; g < groups; g += ROWS)
+                multiply_tile<false>(means.row(g), means.stride, points.panel(column), compared, points.bias.data(), 0,
+                                     &memory[g * COLUMNS], COLUMNS);
+            Floats least[2] = {load(&memory[0]) + offset[0], load(&memory[LANES]) + offset[0]};
+            Ints at[2] = {}, now{};
+            for (size_t g = 1; g < groups; ++g) {
+                now = now + 1;
+                keep_smaller(load(&memory[g * COLUMNS]) + offset[g], now, least[0], at[0]);
+                keep_smaller(load(&memory[g * COLUMNS + LANES]) + offset[g], now, least[1], at[1]);
+            }
+            for (size_t i = column; i < std::min(column + COLUMNS, features.rows); ++i) {
+                seeds.group[i] = static_cast<size_t>(at[(i - column) / LANES][(i - column) % LANES]);
+                ++seeds.weights[seeds.group[i]];
             }
         }
     }
@@ -925,14 +930,12 @@ inline void attend(const float* queries, size_t stride, size_t rows, const Packe
         multiply(queries + top * stride, stride, count, keys, map, wide);
         for (size_t r = 0; r < count; ++r) {
             float* row = map + r * wide;
-            Floats largest[2] = {load(row), load(row + LANES)};
+            Floats most_left = load(row), most_right = load(row + LANES);
             for (size_t j = COLUMNS; j < wide; j += COLUMNS) {
-                largest[0] = larger(largest[0], load(row + j));
-                largest[1] = larger(largest[1], load(row + j + LANES));
+                most_left = larger(most_left, load(row + j));
+                most_right = larger(most_right, load(row + j + LANES));
             }
-            largest[0] = larger(largest[0], largest[1]);
-            float most = largest[0][0];
-            for (size_t lane = 1; lane < LANES; ++lane) most = std::max(most, static_cast<float>(largest[0][lane]));
+            const float most = largest(larger(most_left, most_right));
             Floats sums[2] = {};
             for (size_t j = 0; j < wide; j += COLUMNS) {
                 const Floats left = power_of_two(load(row + j) - most);
@@ -1070,8 +1073,7 @@ public:
                     }
                 context.run(normalized.row(0), normalized.stride, rows, enhanced.row(0), enhanced.stride, memory.hidden);
                 context_norm.run(enhanced.row(0), enhanced.stride, rows);
-                for (size_t r = 0; r < rows; ++r)
-                    for (size_t c = 0; c < width; ++c) joined.row(r)[c] += enhanced.row(r)[c];
+                for (size_t r = 0; r < rows; ++r) add(joined.row(r), enhanced.row(r), width);
             }
             // Whole tiles are written: into memory of the part's own, since the next rows are still needed.
             merge.run(joined.row(0), joined.stride, rows, enhanced.row(0), enhanced.stride, memory.hidden);
@@ -1141,7 +1143,7 @@ std::array<double, N> smallest_eigenvector(std::array<std::array<double, N>, N> 
         double off = 0, all = 0;
         for (size_t i = 0; i < N; ++i)
             for (size_t j = 0; j < N; ++j) (i == j ? all : off) += a[i][j] * a[i][j];
-        if (!(off > 1e-36 * all)) break;
+        if (!(off > 1e-32 * all)) break;
         for (size_t p = 0; p < N; ++p)
             for (size_t q = p + 1; q < N; ++q) {
                 if (a[p][q] == 0) continue;
@@ -1180,22 +1182,27 @@ inline std::vector<float> distance_to_consensus(const Matrix& matches, const std
     for (size_t i = 0; i < total; ++i) weights[i] = prior[i] / std::max(all, MIN_WEIGHT);
     const Matrix3 T0 = hartley(matches, 0, weights), T1 = hartley(matches, 2, weights);
 
+    // The equation of a match is the outer product of its points p1 and p0, so the normal matrix holds sums of products
+    // of two numbers of p1 and two of p0: 6 x 6 different ones.
+    constexpr int PAIRS[3][3] = {{0, 1, 2}, {1, 3, 4}, {2, 4, 5}};
     auto solve = [&] {
-        std::array<std::array<double, 9>, 9> normal{};
+        double sums[6][8] = {};
         for (size_t i = 0; i < total; ++i) {
             const float* m = matches.row(i);
-            const double p0[] = {T0[0][0] * m[0] + T0[0][2], T0[1][1] * m[1] + T0[1][2], 1};
-            const double p1[] = {T1[0][0] * m[2] + T1[0][2], T1[1][1] * m[3] + T1[1][2], 1};
-            double equation[9];
-            for (int r = 0; r < 3; ++r)
-                for (int c = 0; c < 3; ++c) equation[3 * r + c] = p1[r] * p0[c];
-            for (int r = 0; r < 9; ++r)
-                for (int c = 0; c <= r; ++c) normal[r][c] += weights[i] * equation[r] * equation[c];
+            const double x0 = T0[0][0] * m[0] + T0[0][2], y0 = T0[1][1] * m[1] + T0[1][2];
+            const double x1 = T1[0][0] * m[2] + T1[0][2], y1 = T1[1][1] * m[3] + T1[1][2], w = weights[i];
+            const double first[8] = {x0 * x0, x0 * y0, x0, y0 * y0, y0, 1, 0, 0};
+            const double second[6] = {w * x1 * x1, w * x1 * y1, w * x1, w * y1 * y1, w * y1, w};
+            for (int r = 0; r < 6; ++r)
+                for (int c = 0; c < 8; ++c) sums[r][c] += second[r] * first[c];
         }
+        std::array<std::array<double, 9>, 9> normal{};
+        for (int r = 0; r < 9; ++r)
+            for (int c = 0; c < 9; ++c) normal[r][c] = sums[PAIRS[r / 3][c / 3]][PAIRS[r % 3][c % 3]];
         double trace = 0;
         for (int r = 0; r < 9; ++r) trace += normal[r][r];
-        for (int r = 0; r < 9; ++r)
-            for (int c = 0; c <= r; ++c) normal[c][r] = normal[r][c] /= std::max(trace, 1e-30);
+        for (auto& row : normal)
+            for (double& value : row) value /= std::max(trace, 1e-30);
         const auto v = smallest_eigenvector(normal);
         Matrix3 E{};  // T1^T V T0
         for (int r = 0; r < 3; ++r)
@@ -1259,8 +1266,7 @@ public:
                 shown.row(r)[1] = std::exp(-d / INLIER_DISTANCE);
             }
             encoder.run(shown.row(0), shown.stride, rows, told.row(0), told.stride, memory.hidden);
-            for (size_t r = 0; r < rows; ++r)
-                for (size_t c = 0; c < features.columns; ++c) features.row(top + r)[c] += told.row(r)[c];
+            for (size_t r = 0; r < rows; ++r) add(features.row(top + r), told.row(r), features.columns);
         }
     }
 
@@ -1303,8 +1309,7 @@ public:
             if (!settings.channels()) continue;
             for (size_t r = 0; r < rows; ++r) std::copy_n(matches.row(top + r) + 4, side.columns, side.row(r));
             side_encoder.run(side.row(0), side.stride, rows, told.row(0), told.stride, memory.hidden);
-            for (size_t r = 0; r < rows; ++r)
-                for (size_t c = 0; c < width; ++c) features.row(top + r)[c] += told.row(r)[c];
+            for (size_t r = 0; r < rows; ++r) add(features.row(top + r), told.row(r), width);
         }
         std::optional<Seeds> seeds;
         if (seed_count) seeds = first_seeds(matches, seed_count);
