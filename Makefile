@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-native docs lint format clean fuzz kill-test release-check
+.PHONY: demo test test-native test-lite docs lint format clean fuzz kill-test release-check
 
 # Bytecode is written for what the demo imports only.
 demo: $(VENV)/.installed
@@ -25,6 +25,10 @@ $(PACKAGES): tools/export_packages.py $(wildcard src/ananet/weights/*.safetensor
 # The C++ header, against what Python answers.
 test-native: $(PACKAGES)
 	$(BIN)/python -m pytest -rs native/tests
+
+# ananet-lite, numpy and ONNX Runtime alone.
+test-lite: $(PACKAGES)
+	$(BIN)/python -m pytest -rs packages/lite/tests
 
 # The site, in site/. A link, an anchor or a name of the reference that leads nowhere fails.
 docs: $(VENV)/.docs-installed

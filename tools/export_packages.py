@@ -1,8 +1,9 @@
 """Write what the packages without PyTorch are built from and tested with; run it whenever weights change.
 
-    python tools/export_packages.py [--output build/packages]
+    python tools/export_packages.py [answers] [onnx]
 
-`answers/`: weight files, matches, and what Python's pruners say of them, with `index.json`, which lists the cases.
+- `answers/`: weight files, matches, and what Python's pruners say of them, with `index.json`, which lists the cases;
+- the networks of `ananet-lite` and of the npm package as ONNX files, in the folders of both.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import torch
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from ananet import Correspondences
+from ananet import Correspondences, load
 from ananet.attention import SEEDED_FORMS, move_seeds
 from ananet.attention.reference import group_means
 from ananet.attention.seeded import COMPARED
 from ananet.core.conflicts import penalize_conflicts
 from ananet.datasets.synthetic import SyntheticSettings, synthesize
+from ananet.integrations.onnx import export
 from ananet.networks import ANANet, ANANetSettings, load_network, make_network, save_network
 from ananet.networks.input import network_input, within_view
 from ananet.networks.seeds import FIRST_STEPS, first_seeds
@@ -35,6 +37,8 @@ from ananet.pruners.learned import CONFLICT_ODDS, THRESHOLD, LearnedPruner, with
 from ananet.weights import bundled, bundled_path
 
 ROOT = Path(__file__).parents[1]
+ANSWERS = ROOT / "build" / "packages" / "answers"
+ONNX_FOLDERS = (ROOT / "packages" / "lite" / "src" / "ananet_lite" / "networks", ROOT / "packages" / "js" / "networks")
 COUNTS = (0, 1, 7, 100, 2000, 8192)
 # Of the networks that the packages are for; there, double precision would take most of the time.
 LARGE = 8192
@@ -235,14 +239,32 @@ def write_answers(folder: Path, names: list[str]) -> int:
     return len(index)
 
 
+def write_onnx() -> None:
+    for name in SHIPPED:
+        pruner = load(name, device="cpu")
+        for folder in ONNX_FOLDERS:
+            folder.mkdir(exist_ok=True)
+            path = folder / f"{name}.onnx"
+            if folder == ONNX_FOLDERS[0]:
+                export(pruner, path, pixels=True)
+            else:
+                shutil.copyfile(ONNX_FOLDERS[0] / path.name, path)
+            print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1e6:.2f} MB")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=ROOT / "build" / "packages", metavar="FOLDER")
-    arguments = parser.parse_args()
+    parser.add_argument("what", nargs="*", help="answers, onnx (default: both)")
+    wanted = parser.parse_args().what or ["answers", "onnx"]
+    if unknown := set(wanted) - {"answers", "onnx"}:
+        parser.error(f"expected answers or onnx, got {', '.join(unknown)}")
     torch.set_num_threads(1)
-    names = [name for name in bundled() if isinstance(load_network(bundled_path(name))[0].settings, ANANetSettings)]
-    count = write_answers(arguments.output / "answers", names)
-    print(f"{count} cases of {len(names) + len(RANDOM)} networks, written to {arguments.output / 'answers'}")
+    if "answers" in wanted:
+        names = [name for name in bundled() if isinstance(load_network(bundled_path(name))[0].settings, ANANetSettings)]
+        count = write_answers(ANSWERS, names)
+        print(f"{count} cases of {len(names) + len(RANDOM)} networks, written to {ANSWERS.relative_to(ROOT)}")
+    if "onnx" in wanted:
+        write_onnx()
     return 0
 
 

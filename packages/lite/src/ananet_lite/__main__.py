@@ -1,0 +1,5 @@
+import sys
+
+from ananet_lite.cli import main
+
+sys.exit(main())
