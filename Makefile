@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-native test-lite docs lint format clean fuzz kill-test release-check
+.PHONY: demo test test-native test-lite test-js docs lint format clean fuzz kill-test release-check
 
 # Bytecode is written for what the demo imports only.
 demo: $(VENV)/.installed
@@ -29,6 +29,10 @@ test-native: $(PACKAGES)
 # ananet-lite, numpy and ONNX Runtime alone.
 test-lite: $(PACKAGES)
 	$(BIN)/python -m pytest -rs packages/lite/tests
+
+# The npm package, in Node and in a headless Chromium.
+test-js: $(PACKAGES)
+	$(BIN)/python -m pytest -rs packages/js/test
 
 # The site, in site/. A link, an anchor or a name of the reference that leads nowhere fails.
 docs: $(VENV)/.docs-installed

@@ -39,6 +39,8 @@ SIDE_NUMBERS = {
     "size": ("keypoint_size0", "keypoint_size1"),
     "angle": ("angle0", "angle1"),
 }
+# What a file that takes pixels has as side input, whichever of it the network reads.
+ALL_NUMBERS = [number for name in SIDE_INPUT for number in SIDE_NUMBERS[name]]
 INPUTS, OUTPUTS = ("matches", "side"), ("logits", "scores", "mask")
 PIXEL_INPUTS = ("points0", "points1", "K0", "K1", "image_size0", "image_size1", "threshold", "conflict_odds", "side")
 
@@ -59,8 +61,8 @@ def export(pruner: Pruner, path: str | Path, *, pixels: bool = False) -> dict[st
     Output `logits`, `scores` (float32) and `mask` (bool), [B x N] each: the pruner's result.
 
     With `pixels`, inputs are `points0`, `points1` [N x 2], `K0`, `K1` [3 x 3], `image_size0`, `image_size1` [2], and the
-    numbers `threshold` and `conflict_odds`, all float64; NaN where cameras or sizes are not known; and `side`
-    [N x numbers], with keypoint sizes in pixels. Outputs are [N].
+    numbers `threshold` and `conflict_odds`, all float64; NaN where cameras or sizes are not known; and, for networks with
+    side input, `side` [N x 6]: ratio, mutual flag, both keypoint sizes in pixels, both angles. Outputs are [N].
     """
     if not isinstance(pruner, LearnedPruner):
         given = getattr(pruner, "name", type(pruner).__name__)
@@ -72,6 +74,7 @@ def export(pruner: Pruner, path: str | Path, *, pixels: bool = False) -> dict[st
     metadata = describe(pruner)
     if pixels:
         metadata |= {"input": "pixels", "normalization": "in the file", "side_help": PIXEL_SIDE_HELP}
+        metadata["side"] = json.dumps(ALL_NUMBERS if pruner.network.settings.side else [])
     program = _translated(pruner, pixels)
     # Where each operator comes from: most of a small file, and paths of this machine.
     for node in program.model.graph.all_nodes():
@@ -178,11 +181,11 @@ class PixelGraph(PrunerGraph):
         return logits[0], scores[0], mask[0]
 
     def with_normalized_sizes(self, side: Tensor, cameras: list[Tensor]) -> Tensor:
-        """[N x numbers] with keypoint sizes in the scale of normalised points."""
+        """[N x numbers] that the network reads of all, with keypoint sizes in the scale of normalised points."""
         focal = {f"keypoint_size{i}": ((K[0, 0] + K[1, 1]) / 2).float() for i, K in enumerate(cameras)}
-        names = [number for name in self.side for number in SIDE_NUMBERS[name]]
+        read = [number for name in self.side for number in SIDE_NUMBERS[name]]
         one = torch.ones_like(next(iter(focal.values())))
-        return side / torch.stack([focal.get(name, one) for name in names])
+        return side[:, [ALL_NUMBERS.index(name) for name in read]] / torch.stack([focal.get(name, one) for name in read])
 
 
 def camera_or_guess(K: Tensor, size: Tensor) -> Tensor:
@@ -260,7 +263,7 @@ def _translated(pruner: LearnedPruner, pixels: bool) -> Any:
         single = [torch.tensor(value, dtype=torch.float64) for value in (0.4, 30.0)]
         sizes = [torch.tensor([640.0, 480.0], dtype=torch.float64)] * 2
         given = [*torch.rand(2, 50, 2, dtype=torch.float64), *torch.eye(3, dtype=torch.float64).repeat(2, 1, 1)]
-        example = (*given, *sizes, *single, torch.rand(50, numbers))[: 9 if numbers else 8]
+        example = (*given, *sizes, *single, torch.rand(50, len(ALL_NUMBERS)))[: 9 if numbers else 8]
         names = PIXEL_INPUTS[: len(example)]
         shapes = {name: {0: count} if name in ("points0", "points1", "side") else {} for name in names}
     else:

@@ -1,0 +1,131 @@
+"""One call on one thread with each engine: PyTorch, ONNX Runtime (ananet-lite) and the C++ header.
+
+    make test-native && python benchmarks/anywhere.py [--rounds 5]
+    python benchmarks/anywhere.py --pairs SCENES [--limit 500]
+
+All take turns in every round, and the least time counts. Matches are synthetic. `neighbours` is the search of the nearest
+of N descriptors with 128 numbers among as many others, by the product of the header. With --pairs, the decisions of
+ananet-lite are compared with those of ananet on pairs of photos (SIFT, 2000 keypoints).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import ananet
+from ananet._util.tables import format_table
+from ananet.integrations.onnx import export
+from ananet.weights import bundled_path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "packages" / "lite" / "src"))
+
+import ananet_lite  # noqa: E402
+
+SPEED = ROOT / "build" / "native" / "speed"
+# Network, seeds (None: as trained) and number of matches.
+CASES = [
+    ("ananet-small", None, 1000), ("ananet-small", 128, 1000), ("ananet-small", None, 2048), ("ananet-small", 128, 2048),
+    ("ananet", None, 2048), ("ananet", 256, 2048),
+]  # fmt: skip
+SIZE = (1000, 1000)
+# Scores nearer to the threshold than this are borderline.
+BORDERLINE = 1e-3
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return 1000 * (time.perf_counter() - start)
+
+
+def matches(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Half of them move together, as in native/benchmarks/speed.cpp."""
+    numbers = np.random.default_rng(0)
+    points0 = numbers.uniform(0, 1000, (count, 2)).astype(np.float32)
+    points1 = numbers.uniform(0, 1000, (count, 2)).astype(np.float32)
+    points1[1::2] = points0[1::2] + (20, 5)
+    return points0, points1
+
+
+def measure(name: str, seeds: int | None, count: int, rounds: int, folder: Path) -> dict[str, object]:
+    pruner = ananet.load(name, device="cpu", **({} if seeds is None else {"seeds": seeds}))
+    path = folder / f"{name}-{seeds}.onnx"
+    if not path.exists():
+        export(pruner, path, pixels=True)
+    lite = ananet_lite.load(path, threads=1)
+    points0, points1 = matches(count)
+    given = {"image_size0": SIZE, "image_size1": SIZE}
+    calls = {"PyTorch": lambda: pruner(points0, points1, **given), "ONNX Runtime": lambda: lite(points0, points1, **given)}
+    trained = pruner.network.settings.seeds  # type: ignore[attr-defined]
+    program = [SPEED, bundled_path(name), str(count), str(trained if seeds is None else seeds), "3"]
+    least = dict.fromkeys([*calls, "C++", "neighbours"], float("inf"))
+    for call in calls.values():
+        call()
+    for _ in range(rounds):
+        for engine, call in calls.items():
+            least[engine] = min(least[engine], milliseconds(call))
+        found = json.loads(subprocess.run(program, capture_output=True, text=True, check=True).stdout)
+        least["C++"] = min(least["C++"], found["pruner_ms"])
+        least["neighbours"] = min(least["neighbours"], found["neighbours_ms"])
+    row: dict[str, object] = {"network": name, "seeds": trained if seeds is None else seeds, "matches": count}
+    row |= {f"{engine}, ms": round(value, 2) for engine, value in least.items()}
+    for engine in ("ONNX Runtime", "PyTorch", "neighbours"):
+        row[f"C++ / {engine}"] = round(least["C++"] / least[engine], 2)
+    return row
+
+
+def compare(sources: list[str], limit: int) -> list[dict[str, object]]:
+    """How many decisions of ananet-lite differ from those of ananet on pairs of photos."""
+    from ananet.evaluation.pairs import MatchSettings, open_pairs
+
+    pairs = open_pairs(sources, MatchSettings(detector="sift@root=false", max_keypoints=2000))
+    rows = []
+    for name in ananet_lite.list_pruners():
+        pruner, lite = ananet.load(name, device="cpu"), ananet_lite.load(name)
+        rows.append(row := {"network": name, "pairs": 0, "matches": 0, "differ": 0, "not borderline": 0, "scores": 0.0})
+        for some in pairs.values():
+            for number in range(min(len(some), limit - row["pairs"])):
+                pair = some[number].matches
+                expected = pruner(pair)
+                given = {n: getattr(pair, n) for n in ("K0", "K1", "ratio", "mutual")}
+                found = lite(pair.points0, pair.points1, **given)
+                other = found.mask != np.asarray(expected.mask)
+                difference = np.abs(found.scores - np.asarray(expected.scores))
+                far = np.abs(np.asarray(expected.scores) - 0.4) > BORDERLINE
+                row["pairs"] += 1
+                row["matches"] += len(pair)
+                row["differ"] += int(other.sum())
+                row["not borderline"] += int((other & far).sum())
+                row["scores"] = max(row["scores"], float(difference.max(initial=0)))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pairs", nargs="+", metavar="SOURCE", help="photos with poses, or stored pairs")
+    parser.add_argument("--limit", type=int, default=500)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.pairs:
+        print(format_table(compare(arguments.pairs, arguments.limit)))
+        return
+    if not SPEED.exists():
+        parser.error(f"expected {SPEED.relative_to(ROOT)}; build it by: make test-native")
+    with tempfile.TemporaryDirectory() as folder:
+        print(format_table([measure(*case, arguments.rounds, Path(folder)) for case in CASES]))
+
+
+if __name__ == "__main__":
+    main()
