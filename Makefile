@@ -49,8 +49,8 @@ TIMES ?= 30
 kill-test: $(VENV)/.dev-installed
 	$(BIN)/python tools/kill_test.py --times $(TIMES)
 
-# Wheel and sdist, each installed in an environment of its own.
-release-check: $(VENV)/.dev-installed
+# Wheel and sdist, and the packages without PyTorch, each installed in an environment of its own.
+release-check: $(PACKAGES)
 	$(BIN)/python tools/release_check.py
 
 lint: $(VENV)/.dev-installed

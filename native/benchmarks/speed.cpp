@@ -1,9 +1,9 @@
-// Times of one call on one thread, beside those of matching descriptors; the least of some rounds in which all take turns.
+// CPU time of one call, beside that of matching descriptors; the least of some rounds in which both take turns.
 //
 //     speed WEIGHTS MATCHES [SEEDS] [ROUNDS]       prints JSON: milliseconds of the pruner and of nearest neighbours
 #include "../ananet.hpp"
 
-#include <chrono>
+#include <ctime>
 #include <functional>
 #include <iostream>
 #include <random>
@@ -12,10 +12,11 @@ namespace {
 
 using namespace ananet::detail;
 
+/// Of the processor, which other processes do not lengthen by taking turns.
 double milliseconds(const std::function<void()>& call) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();
     call();
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    return 1000.0 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
 }
 
 /// [N] nearest of N descriptors of 128 numbers and length 1 among as many others: the largest product.

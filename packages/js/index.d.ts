@@ -46,7 +46,7 @@ export interface Options {
   threshold?: number;
   /** Of matches that share a point, the odds of all but the best are divided by this; 30 by default. */
   conflictOdds?: number;
-  /** Of WebAssembly; more than one needs a page that is cross-origin isolated. */
+  /** Of WebAssembly, 1 by default; more than one needs a browser, and a page that is cross-origin isolated. */
   threads?: number;
   /** Where onnxruntime-web finds its .wasm files, if not beside itself. */
   wasmPaths?: string | { wasm?: string | URL; mjs?: string | URL };

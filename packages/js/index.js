@@ -28,14 +28,15 @@ export const listPruners = () => Object.keys(NETWORKS);
 /**
  * A pruner, ready to be called.
  *
- * threads: of WebAssembly; more than one needs a page that is cross-origin isolated.
+ * threads: of WebAssembly; more than one needs a browser, and a page that is cross-origin isolated.
  * wasmPaths: where onnxruntime-web finds its .wasm files, if not beside itself.
  */
-export async function load(network = "ananet", { threshold = THRESHOLD, conflictOdds = CONFLICT_ODDS, threads, wasmPaths } = {}) {
+export async function load(network = "ananet", { threshold = THRESHOLD, conflictOdds = CONFLICT_ODDS, threads = 1, wasmPaths } = {}) {
   if (!(threshold > 0 && threshold < 1)) throw expected("threshold", "a probability above 0 and below 1", threshold);
   if (!(conflictOdds >= 1)) throw expected("conflictOdds", "a number of at least 1", conflictOdds);
+  if (threads > 1 && globalThis.process?.versions?.node) throw expected("threads", "1 in Node", threads);
   if (wasmPaths) ort.env.wasm.wasmPaths = wasmPaths;
-  if (threads) ort.env.wasm.numThreads = threads;
+  ort.env.wasm.numThreads = threads;
   const named = typeof network === "string" && !(network in NETWORKS) && !/[./]/.test(network);
   if (named) throw expected("network", `one of ${listPruners().join(", ")}, a URL or the bytes of an ONNX file`, `'${network}'`);
   const bytes = ArrayBuffer.isView(network) || network instanceof ArrayBuffer

@@ -27,7 +27,7 @@ export async function* differences(read, load, networks) {
     const what = `${given.weights}, ${given.count} matches, case ${given.answer}`;
     const arrays = readTensors(await read(`matches-${given.count}.safetensors`));
     const { points0, points1, ...more } = Object.fromEntries(given.given.map((name) => [NAMES[name] ?? name, arrays[name]]));
-    const pruner = await load(given.weights, { threshold: given.threshold, conflictOdds: given.conflict_odds, threads: 1 });
+    const pruner = await load(given.weights, { threshold: given.threshold, conflictOdds: given.conflict_odds });
     const { mask, scores } = await pruner.prune(points0, points1, more);
     await pruner.release();
     const tolerance = Math.max(TOLERANCE, TIMES * given.rounding);

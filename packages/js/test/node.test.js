@@ -60,6 +60,19 @@ test("wrong input is named", async () => {
     await assert.rejects(pruner.prune(...given), (error) => error instanceof InputError && error.message.includes(message));
   }
   await assert.rejects(load("ananot"), /network: expected one of ananet, ananet-small, .* got 'ananot'/);
+  await assert.rejects(load("ananet", { threads: 2 }), /threads: expected 1 in Node, got 2/);
   await assert.rejects(load("ananet", { threshold: 1 }), /threshold: expected a probability above 0 and below 1, got 1/);
   await assert.rejects(load("ananet", { conflictOdds: 0 }), /conflictOdds: expected a number of at least 1, got 0/);
+});
+
+test("what the documentation and the README show runs", async () => {
+  for (const page of ["../../../docs/anywhere.md", "../README.md"]) {
+    const text = await readFile(new URL(page, import.meta.url), "utf8");
+    const [, block] = text.match(/```js\n(.*?)```/s);
+    const code = block.replace(/import .* from "ananet";/, "");
+    const run = new Function("load", "points0", "points1", `return (async () => { ${code}; return { mask, scores, indices }; })()`);
+    const { mask, scores } = await run(load, points, points);
+    assert.equal(mask.length, 3);
+    assert.ok(scores.every((score) => score >= 0 && score < 1));
+  }
 });

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ananet_lite
 import numpy as np
 import pytest
+from ananet_lite.cli import main
 from safetensors.numpy import load_file
 
 import ananet
-import ananet_lite
-from ananet_lite.cli import main
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "packages" / "lite"
@@ -138,7 +138,8 @@ def test_no_matches():
 
 
 def test_needs_no_torch():
-    code = "import sys, ananet_lite.cli; ananet_lite.load(); print(any(m in sys.modules for m in ('torch', 'cv2', 'ananet')))"
+    heavy = "any(name in sys.modules for name in ('torch', 'cv2', 'ananet'))"
+    code = f"import sys, ananet_lite.cli; ananet_lite.load(); print({heavy})"
     environment = {"PYTHONPATH": str(PACKAGE / "src")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -185,7 +186,8 @@ def test_match(tmp_path, capsys):
     # A fifth of the matches is right.
     assert 200 < found["mask"].sum() < len(found["mask"]) / 2
     # The file is one that ananet reads.
-    kept = ananet.load("ananet-small", device="cpu")(**{n: found[n] for n in found.files if n not in ("mask", "scores", "logits")})
+    matches = {name: found[name] for name in found.files if name not in ("mask", "scores", "logits")}
+    kept = ananet.load("ananet-small", device="cpu")(**matches)
     assert (kept.mask != found["mask"]).mean() < 0.01
 
 
@@ -209,3 +211,17 @@ def test_wrong_commands(words, message, matches, tmp_path, monkeypatch, capsys):
     assert main(words) == 2
     assert message in capsys.readouterr().err
     assert not Path("out.npz").exists()
+
+
+def test_page(tmp_path, monkeypatch):
+    """What the documentation and the README show runs."""
+    arrays = load_file(ANSWERS / "matches-100.safetensors")
+    monkeypatch.chdir(tmp_path)
+    np.savez("matches.npz", **{name: arrays[name] for name in ("points0", "points1", "image_size0", "image_size1")})
+    for page, indent in ((ROOT / "docs" / "anywhere.md", "    "), (PACKAGE / "README.md", "")):
+        text = page.read_text(encoding="utf-8")
+        (block,) = re.findall(rf"^{indent}```python\n{indent}from ananet_lite(.*?)```", text, re.MULTILINE | re.DOTALL)
+        code = "from ananet_lite" + block.replace("\n" + indent, "\n")
+        exec(compile(code, str(page), "exec"), {name: arrays[name] for name in ("points0", "points1", "K0", "K1")})
+        (command,) = re.findall(rf"^{indent}ananet-lite (prune .*)", text, re.MULTILINE)
+        assert main(command.split()) == 0

@@ -1,3 +1,5 @@
+"""`python -m ananet_lite`."""
+
 import sys
 
 from ananet_lite.cli import main

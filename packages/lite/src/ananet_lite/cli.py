@@ -16,7 +16,7 @@ from ananet_lite.pruner import THRESHOLD, Pruned, list_pruners, load
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="ananet-lite", description="Prune putative keypoint matches, without PyTorch.")
+    parser = argparse.ArgumentParser(prog="ananet-lite", description="Prune putative matches, without PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True)
     prune = commands.add_parser("prune", help="prune the matches of an .npz file")
     prune.add_argument("file", type=Path, help=f"points0, points1 and optionally {', '.join(OPTIONAL)}")
@@ -26,7 +26,7 @@ def main(words: list[str] | None = None) -> int:
     for command in (prune, match):
         command.add_argument("output", type=Path, help="where to write mask, scores and logits, .npz")
         command.add_argument("--pruner", default="ananet", help=f"{', '.join(list_pruners())}, or an ONNX file")
-        command.add_argument("--threshold", type=float, default=THRESHOLD, help="probability above which a match is kept")
+        command.add_argument("--threshold", type=float, default=THRESHOLD, help="matches above it are kept")
         command.add_argument("--threads", type=int)
     arguments = parser.parse_args(words)
     try:

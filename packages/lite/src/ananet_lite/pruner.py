@@ -78,7 +78,7 @@ class Pruner:
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         metadata = self._session.get_modelmeta().custom_metadata_map
         if metadata.get("input") != "pixels":
-            raise InputError(f"pruner: expected a network that takes pixels, as of export(..., pixels=True), got {path}")
+            raise InputError(f"pruner: expected a network that takes pixels, of export(..., pixels=True), got {path}")
         self.name = metadata["pruner"]
         self.side: list[str] = json.loads(metadata["side"])
         """Numbers that the network reads of every match beside its points."""

@@ -1,6 +1,6 @@
 """Export of trained networks to ONNX, for programs without PyTorch.
 
-The file does all steps of a learned pruner but normalisation, which its metadata describe; with `pixels`, it does this too.
+The file does all steps of a learned pruner but normalisation, which its metadata describe; with `pixels`, this too.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ def export(pruner: Pruner, path: str | Path, *, pixels: bool = False) -> dict[st
     Input `side` [B x N x numbers], only for networks with side input: see the metadata; NaN if unknown.
     Output `logits`, `scores` (float32) and `mask` (bool), [B x N] each: the pruner's result.
 
-    With `pixels`, inputs are `points0`, `points1` [N x 2], `K0`, `K1` [3 x 3], `image_size0`, `image_size1` [2], and the
-    numbers `threshold` and `conflict_odds`, all float64; NaN where cameras or sizes are not known; and, for networks with
-    side input, `side` [N x 6]: ratio, mutual flag, both keypoint sizes in pixels, both angles. Outputs are [N].
+    With `pixels`, inputs are `points0`, `points1` [N x 2], `K0`, `K1` [3 x 3], `image_size0`, `image_size1` [2], and
+    the numbers `threshold` and `conflict_odds`, all float64; NaN where cameras or sizes are not known. For networks
+    with side input there is `side` [N x 6] too: ratio, mutual flag, both keypoint sizes in pixels, both angles. Outputs
+    are [N].
     """
     if not isinstance(pruner, LearnedPruner):
         given = getattr(pruner, "name", type(pruner).__name__)
@@ -185,7 +186,8 @@ class PixelGraph(PrunerGraph):
         focal = {f"keypoint_size{i}": ((K[0, 0] + K[1, 1]) / 2).float() for i, K in enumerate(cameras)}
         read = [number for name in self.side for number in SIDE_NUMBERS[name]]
         one = torch.ones_like(next(iter(focal.values())))
-        return side[:, [ALL_NUMBERS.index(name) for name in read]] / torch.stack([focal.get(name, one) for name in read])
+        columns = [ALL_NUMBERS.index(name) for name in read]
+        return side[:, columns] / torch.stack([focal.get(name, one) for name in read])
 
 
 def camera_or_guess(K: Tensor, size: Tensor) -> Tensor:
