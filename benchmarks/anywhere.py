@@ -4,7 +4,7 @@
     python benchmarks/anywhere.py --pairs SCENES [--limit 500]
 
 CPU times; all take turns in every round, and the least counts. Matches are synthetic. `neighbours` is the search of the
-nearest of N descriptors with 128 numbers among as many others, by the product of the header; `OpenCV` is the same by its
+nearest of N descriptors with 128 numbers among as many others, by the product of the header; `OpenCV` is its
 brute-force matcher. With --pairs, the decisions of ananet-lite are compared with those of ananet on pairs of photos
 (SIFT, 2000 keypoints).
 """
@@ -94,13 +94,13 @@ def measure(name: str, seeds: int | None, count: int, rounds: int, folder: Path)
     return row
 
 
-def compare(sources: list[str], limit: int) -> list[dict[str, object]]:
+def compare(sources: list[str], limit: int, folder: Path) -> list[dict[str, object]]:
     """How many decisions of ananet-lite differ from those of ananet on pairs of photos."""
     from ananet.datasets.sources import open_source
     from ananet.evaluation.pairs import MatchSettings, open_pairs
 
     settings = MatchSettings(detector="sift@root=false", max_keypoints=2000)
-    opened = [open_pairs(open_source(source), settings) for source in sources]
+    opened = [open_pairs(open_source(source), settings, folder) for source in sources]
     rows = []
     for name in ananet_lite.list_pruners():
         pruner, lite = ananet.load(name, device="cpu"), ananet_lite.load(name)
@@ -130,13 +130,14 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
-    if arguments.pairs:
-        print(format_table(compare(arguments.pairs, arguments.limit)))
-        return
-    if not SPEED.exists():
+    if not arguments.pairs and not SPEED.exists():
         parser.error(f"expected {SPEED.relative_to(ROOT)}; build it by: make test-native")
     with tempfile.TemporaryDirectory() as folder:
-        print(format_table([measure(*case, arguments.rounds, Path(folder)) for case in CASES]))
+        if arguments.pairs:
+            rows = compare(arguments.pairs, arguments.limit, Path(folder))
+        else:
+            rows = [measure(*case, arguments.rounds, Path(folder)) for case in CASES]
+    print(format_table(rows))
 
 
 if __name__ == "__main__":

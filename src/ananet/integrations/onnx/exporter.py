@@ -41,6 +41,10 @@ SIDE_NUMBERS = {
 }
 # What a file that takes pixels has as side input, whichever of it the network reads.
 ALL_NUMBERS = [number for name in SIDE_INPUT for number in SIDE_NUMBERS[name]]
+PIXEL_SIDE_HELP = (
+    "ratio in [0, 1]; mutual 0 or 1; size: keypoint diameter in pixels; angle in radians from the x axis towards the y "
+    "axis; NaN where not known"
+)
 INPUTS, OUTPUTS = ("matches", "side"), ("logits", "scores", "mask")
 PIXEL_INPUTS = ("points0", "points1", "K0", "K1", "image_size0", "image_size1", "threshold", "conflict_odds", "side")
 
@@ -84,12 +88,6 @@ def export(pruner: Pruner, path: str | Path, *, pixels: bool = False) -> dict[st
     with atomic_path(path) as temporary:
         program.save(temporary)
     return metadata
-
-
-PIXEL_SIDE_HELP = (
-    "ratio in [0, 1]; mutual 0 or 1; size: keypoint diameter in pixels; angle in radians from the x axis towards the y "
-    "axis; NaN where not known"
-)
 
 
 def describe(pruner: LearnedPruner) -> dict[str, str]:
@@ -164,6 +162,8 @@ class PixelGraph(PrunerGraph):
         conflict_odds: Tensor,
         side: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        # One row of padding, since operators fail on empty input.
+        points0, points1 = (pad(points[None])[0] for points in (points0, points1))
         both = []
         inside = torch.ones_like(points0[:, 0], dtype=torch.bool)
         cameras = [camera_or_guess(K, size) for K, size in ((K0, image_size0), (K1, image_size1))]
@@ -172,8 +172,8 @@ class PixelGraph(PrunerGraph):
             # NaN compares as False: without a size, there is no margin to be outside of.
             margin = MAX_MARGIN * size.max()
             inside = inside & ~((points < -margin) | (points > size + margin)).any(-1)
-        matches = pad(torch.cat(both, dim=-1)[None])
-        seen = (matches.abs() <= MAX_COORDINATE).all(-1) & torch.cat([inside, inside.new_zeros(1)])
+        matches = torch.cat(both, dim=-1)[None]
+        seen = (matches.abs() <= MAX_COORDINATE).all(-1) & inside
         if side is not None:
             side = pad(self.with_normalized_sizes(side, cameras)[None])
         decision = (threshold / (1 - threshold)).log().float()
