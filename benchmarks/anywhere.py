@@ -41,6 +41,8 @@ CASES = [
     *(("ananet", seeds, 2048) for seeds in (None, 256)),
 ]
 SIZE = (1000, 1000)
+# Of each pair of photos, at most.
+MATCHES = 2000
 # Scores nearer to the threshold than this are borderline.
 BORDERLINE = 1e-3
 
@@ -107,7 +109,7 @@ def compare(sources: list[str], limit: int, folder: Path) -> list[dict[str, obje
         rows.append(row := {"network": name, "pairs": 0, "matches": 0, "differ": 0, "not borderline": 0, "scores": 0.0})
         for some in opened:
             for number in range(min(len(some), limit - row["pairs"])):
-                pair = some[number].matches
+                pair = some[number].matches[:MATCHES]
                 expected = pruner(pair)
                 given = {n: getattr(pair, n) for n in ("K0", "K1", "ratio", "mutual")}
                 found = lite(pair.points0, pair.points1, **given)
