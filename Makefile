@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test docs lint format clean fuzz kill-test release-check
+.PHONY: demo test test-native test-lite test-js docs lint format clean fuzz kill-test release-check
 
 # Bytecode is written for what the demo imports only.
 demo: $(VENV)/.installed
@@ -15,6 +15,24 @@ PARALLEL := --numprocesses=auto --dist=worksteal
 # PYTEST=--cov also shows how much of the package the tests run, and fails below the floor in pyproject.toml.
 test: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
+
+# What packages without PyTorch are built from and tested with; made again when weights change.
+PACKAGES := build/packages/.written
+$(PACKAGES): tools/export_packages.py $(wildcard src/ananet/weights/*.safetensors) | $(VENV)/.dev-installed
+	$(BIN)/python tools/export_packages.py
+	touch $@
+
+# The C++ header, against what Python answers.
+test-native: $(PACKAGES)
+	$(BIN)/python -m pytest -rs native/tests
+
+# ananet-lite, numpy and ONNX Runtime alone.
+test-lite: $(PACKAGES)
+	$(BIN)/python -m pytest -rs packages/lite/tests
+
+# The npm package, in Node and in a headless Chromium.
+test-js: $(PACKAGES)
+	$(BIN)/python -m pytest -rs packages/js/test
 
 # The site, in site/. A link, an anchor or a name of the reference that leads nowhere fails.
 docs: $(VENV)/.docs-installed
@@ -31,8 +49,8 @@ TIMES ?= 30
 kill-test: $(VENV)/.dev-installed
 	$(BIN)/python tools/kill_test.py --times $(TIMES)
 
-# Wheel and sdist, each installed in an environment of its own.
-release-check: $(VENV)/.dev-installed
+# Wheel and sdist, and the packages without PyTorch, each installed in an environment of its own.
+release-check: $(PACKAGES)
 	$(BIN)/python tools/release_check.py
 
 lint: $(VENV)/.dev-installed

@@ -92,7 +92,7 @@ def blocks_of(page: Path) -> list[Block]:
                 number += 1
             text = "\n".join(each.removeprefix(indent) for each in lines[start + 1 : number])
             number += 1
-        elif line.startswith("    ") and (not lines[start - 1].strip() or MARK.search(lines[start - 1])):
+        elif is_indented_code(line, lines[start - 1]):
             while number < len(lines) and (lines[number].startswith("    ") or not lines[number].strip()):
                 number += 1
             text, language = "\n".join(each.removeprefix("    ") for each in lines[start:number]), ""
@@ -106,6 +106,11 @@ def blocks_of(page: Path) -> list[Block]:
             found.append(Block(page, start + 2, language, text, bool(MARK.fullmatch(before.strip()))))
         before = ""
     return found
+
+
+def is_indented_code(line: str, before: str) -> bool:
+    # In a tab, marks are indented too.
+    return line.startswith("    ") and not MARK.search(line) and (not before.strip() or bool(MARK.search(before)))
 
 
 @pytest.fixture(scope="session")

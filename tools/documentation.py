@@ -20,7 +20,7 @@ PAGES = {
     "SECURITY.md": "security.md",
 }
 # Folders whose files are linked to; they are copied as they are.
-FOLDERS = ("examples", "notebooks")
+FOLDERS = ("examples", "notebooks", "native/examples")
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -4,12 +4,16 @@
 
 The wheel: import, `ananet list`, and `ananet demo` with its extra. The sdist: the same, and its own tests, in a short
 form unless `--full`. Packages come from wherever pip is told to look; torch is the one that constraints.txt names.
+
+The packages without PyTorch: ananet-lite's wheel with its networks, the npm package, and the C++ header, each in a
+call; the last two only where Node and a compiler are. `python tools/export_packages.py onnx` must have run.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -26,6 +30,24 @@ SHORT = ("core/test_geometry.py", "weights", "io/test_files.py", "networks", "pr
 TEST_PACKAGES = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100", "h5py>=3.11")
 # What a wheel without would be useless, or not be what it says.
 EXPECTED = ("ananet/py.typed", "ananet/weights/", "ananet/recipes/", "licenses/LICENSE", "entry_points.txt")
+
+
+LITE, JS, NATIVE = ROOT / "packages" / "lite", ROOT / "packages" / "js", ROOT / "native"
+# In millions of bytes: of ananet-lite's wheel, and of an environment with it.
+MAX_LITE_WHEEL, MAX_LITE_ENVIRONMENT = 6, 150
+POINTS = "[[10, 20], [30, 40], [50, 10]]"
+LITE_CALL = f"""
+import ananet_lite
+pruner = ananet_lite.load()
+kept = pruner({POINTS}, {POINTS}, image_size0=(64, 48), image_size1=(64, 48))
+print(ananet_lite.__version__, ananet_lite.list_pruners(), kept)
+"""
+JS_CALL = f"""
+import {{ load }} from "ananet";
+const pruner = await load();
+const sizes = {{ imageSize0: [64, 48], imageSize1: [64, 48] }};
+console.log((await pruner.prune({POINTS}, {POINTS}, sizes)).mask.length, "matches in Node");
+"""
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -90,6 +112,61 @@ def test(python: Path, sdist: Path, folder: Path, full: bool) -> None:
     print(run(python, "-m", "pytest", "-p", "no:cacheprovider", *chosen, cwd=root).splitlines()[-1])
 
 
+def check_lite(folder: Path, version: str) -> None:
+    folder.mkdir()
+    python = environment(folder / "build", "build")
+    run(python, "-m", "build", "--outdir", folder / "dist", LITE, cwd=folder)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    if not all(f"ananet_lite/networks/{name}.onnx" in names for name in ("ananet", "ananet-small")):
+        raise SystemExit(f"{wheel.name}: expected its networks; run python tools/export_packages.py onnx")
+    python = environment(folder / "venv", str(wheel))
+    found = run(python, "-c", LITE_CALL, cwd=folder).strip()
+    if not found.startswith(f"{version} "):
+        raise SystemExit(f"expected ananet-lite {version}, got {found}")
+    size, packages = wheel.stat().st_size / 1e6, megabytes(folder / "venv")
+    print(f"{wheel.name}: {size:.1f} MB, environment {packages:.0f} MB, {found}")
+    if size > MAX_LITE_WHEEL or packages > MAX_LITE_ENVIRONMENT:
+        raise SystemExit(f"{wheel.name}: expected {MAX_LITE_WHEEL} and {MAX_LITE_ENVIRONMENT} MB at most")
+
+
+def megabytes(folder: Path) -> float:
+    """Of all files below a folder but pip and bytecode."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    left_out = {"pip", "setuptools", "__pycache__"}
+    return sum(path.stat().st_size for path in files if not left_out & set(path.parts)) / 1e6
+
+
+def check_npm(folder: Path) -> None:
+    npm, node = shutil.which("npm"), shutil.which("node")
+    if npm is None or node is None:
+        print("no Node: the npm package was not tried")
+        return
+    folder.mkdir()
+    run(npm, "pack", JS, "--pack-destination", folder, cwd=folder)
+    (archive,) = folder.glob("ananet-*.tgz")
+    (folder / "package.json").write_text('{"type": "module"}', encoding="utf-8")
+    run(npm, "install", "--no-audit", "--no-fund", archive, cwd=folder)
+    (folder / "call.js").write_text(JS_CALL, encoding="utf-8")
+    print(f"{archive.name}: {archive.stat().st_size / 1e6:.1f} MB,", run(node, "call.js", cwd=folder).strip())
+
+
+def check_header(folder: Path) -> None:
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    if compiler is None:
+        print("no C++ compiler: the header was not tried")
+        return
+    folder.mkdir()
+    weights = ROOT / "src" / "ananet" / "weights" / "ananet-small.safetensors"
+    call = "ananet::Pruner::from_file(words[1])({}).mask.size() == 0"
+    source = f"#include <ananet.hpp>\nint main(int, char** words) {{ return {call} ? 0 : 1; }}\n"
+    (folder / "call.cpp").write_text(source, encoding="utf-8")
+    run(compiler, "-std=c++17", "-O2", f"-I{NATIVE}", "call.cpp", "-o", "call", cwd=folder)
+    run(folder / "call", weights, cwd=folder)
+    print(f"ananet.hpp: {(NATIVE / 'ananet.hpp').stat().st_size / 1e3:.0f} kB, compiles and reads weights")
+
+
 def check(folder: Path, full: bool) -> None:
     start = time.monotonic()
     wheel, sdist = build(folder)
@@ -105,7 +182,11 @@ def check(folder: Path, full: bool) -> None:
         try_out(python, place)
         if archive is sdist:
             test(python, archive, place, full)
-    print(f"wheel and sdist are well, {time.monotonic() - start:.0f} s")
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    check_lite(folder / "lite", version)
+    check_npm(folder / "npm")
+    check_header(folder / "header")
+    print(f"all packages are well, {time.monotonic() - start:.0f} s")
 
 
 def main() -> int:

@@ -21,6 +21,15 @@ def test_export(tmp_path, run):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.onnx", "tiny.safetensors"]
 
 
+def test_pixels(tmp_path, run):
+    weights = tmp_path / "tiny.safetensors"
+    save_network(weights, ANANet(ANANetSettings(blocks=1, width=32, heads=2)))
+    code, out, _ = run("export", weights, "-o", tmp_path / "tiny.onnx", "--pixels")
+    assert code == 0 and "with input points in pixels" in out
+    inputs = [one.name for one in onnx.load(tmp_path / "tiny.onnx").graph.input]
+    assert inputs[:2] == ["points0", "points1"] and "conflict_odds" in inputs
+
+
 def test_wrong_arguments(tmp_path, run):
     code, _, err = run("export", "lpm", "-o", tmp_path / "x.onnx")
     assert code == 2 and "expected one network" in err

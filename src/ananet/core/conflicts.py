@@ -15,6 +15,8 @@ from ananet.attention import choose_backend
 # Normalised coordinates, some five pixels of a photo: half the distance from its epipolar line at which a match still
 # counts as right. Nearer ones are one point found twice (at two angles, say).
 APART = 0.005
+# What a logit loses at most.
+MAX_DOUBT = 100.0
 
 
 def penalize_conflicts(logits: Tensor, matches: Tensor, odds: float, mask: Tensor | None = None) -> Tensor:
@@ -53,7 +55,7 @@ def penalize_conflicts(logits: Tensor, matches: Tensor, odds: float, mask: Tenso
 
 def doubt_at(odds: float) -> float:
     """What logits lose: they stay finite even where the odds are not."""
-    return min(math.log(odds), 100.0)
+    return min(math.log(odds), MAX_DOUBT)
 
 
 def _same_points(points: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 
 from ananet import InputError, MissingExtraError, load
 from ananet.cli.main import main
-from ananet.core.conflicts import penalize_conflicts
+from ananet.core.conflicts import doubt_at, penalize_conflicts
 from ananet.integrations.onnx import export
 from ananet.integrations.onnx.exporter import penalize_conflicts as doubt_conflicting_plainly
 from ananet.integrations.onnx.exporter import side_channels
@@ -163,6 +163,44 @@ def test_every_form_of_attention(settings, tmp_path):
         np.testing.assert_allclose(logits[0], np.asarray(pruner(pair).logits), atol=1e-4)
 
 
+def test_pixels(tmp_path):
+    """A file that takes pixels, with cameras or sizes, does all that a call does; nothing in it names this machine."""
+    torch.manual_seed(0)
+    settings = ANANetSettings(blocks=1, width=32, heads=2, side=SIDE, feedback=True, seeds=16)
+    pruner = LearnedPruner(ANANet(settings).eval(), "cpu", threshold=0.3)
+    path = tmp_path / "pixels.onnx"
+    metadata = export(pruner, path, pixels=True)
+    assert metadata["input"] == "pixels" and str(Path(__file__).parents[3]).encode() not in path.read_bytes()
+    session = opened(path)
+    for count in (0, 1, 60):
+        pair = some_matches(count)
+        given = {name: getattr(pair, name) for name in ("K0", "K1", "image_size0", "image_size1")}
+        for left_out in (("K0", "K1"), ("image_size0", "image_size1")):
+            known = {name: value for name, value in given.items() if name not in left_out and value is not None}
+            if not known:
+                continue
+            unknown = {name: np.full((3, 3) if name[0] == "K" else 2, math.nan) for name in given}
+            arrays = {name: np.asarray(value, np.float64) for name, value in (unknown | known).items()}
+            for threshold, odds in ((0.3, 30.0), (0.6, math.inf)):
+                pruner = LearnedPruner(pruner.network, "cpu", threshold, odds)
+                expected = pruner(pair.points0, pair.points1, **known, ratio=pair.ratio)
+                side = np.full((count, 6), math.nan, np.float32)
+                side[:, 0] = pair.ratio
+                logits, mask = session.run(
+                    ["logits", "mask"],
+                    {
+                        **arrays,
+                        "points0": np.asarray(pair.points0, np.float64),
+                        "points1": np.asarray(pair.points1, np.float64),
+                        "threshold": np.array(threshold),
+                        "conflict_odds": np.array(odds),
+                        "side": side,
+                    },
+                )
+                np.testing.assert_allclose(logits, expected.logits, atol=1e-4)
+                assert (mask == expected.mask).all()
+
+
 @pytest.mark.parametrize("odds", [1.0, 30.0, math.inf])
 def test_doubt_as_elsewhere(odds):
     generator = torch.Generator().manual_seed(0)
@@ -171,7 +209,7 @@ def test_doubt_as_elsewhere(odds):
     matches[0, :5] *= -1  # -0 and 0 are one place
     logits = torch.randn(3, 200, generator=generator).round(decimals=1)
     mask = torch.rand(3, 200, generator=generator) < 0.9
-    plain = doubt_conflicting_plainly(logits, matches, odds, mask)
+    plain = doubt_conflicting_plainly(logits, matches, None if odds == 1 else doubt_at(odds), mask)
     torch.testing.assert_close(plain[mask], penalize_conflicts(logits, matches, odds, mask)[mask], rtol=0, atol=0)
 
 

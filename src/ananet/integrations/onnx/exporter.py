@@ -1,6 +1,6 @@
 """Export of trained networks to ONNX, for programs without PyTorch.
 
-The file does all steps of a learned pruner but normalisation, which its metadata describe.
+The file does all steps of a learned pruner but normalisation, which its metadata describe; with `pixels`, this too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ananet.core.conflicts import APART
+from ananet.core.cameras import FOCAL_GUESS, calibrate
+from ananet.core.conflicts import APART, MAX_DOUBT, doubt_at
 from ananet.errors import InputError, MissingExtraError
 from ananet.inference.ananet.folded import FoldedANANet
 from ananet.io.files import atomic_path, check_output
@@ -38,15 +39,23 @@ SIDE_NUMBERS = {
     "size": ("keypoint_size0", "keypoint_size1"),
     "angle": ("angle0", "angle1"),
 }
+# What a file that takes pixels has as side input, whichever of it the network reads.
+ALL_NUMBERS = [number for name in SIDE_INPUT for number in SIDE_NUMBERS[name]]
+PIXEL_SIDE_HELP = (
+    "ratio in [0, 1]; mutual 0 or 1; size: keypoint diameter in pixels; angle in radians from the x axis towards the y "
+    "axis; NaN where not known"
+)
 INPUTS, OUTPUTS = ("matches", "side"), ("logits", "scores", "mask")
+PIXEL_INPUTS = ("points0", "points1", "K0", "K1", "image_size0", "image_size1", "threshold", "conflict_odds", "side")
 
 
-def export(pruner: Pruner, path: str | Path) -> dict[str, str]:
+def export(pruner: Pruner, path: str | Path, *, pixels: bool = False) -> dict[str, str]:
     """Write the network of a pruner, with its threshold and conflict odds, to an ONNX file.
 
     Args:
         pruner: as `ananet.load("ananet", device="cpu")` gives it.
         path: of the file.
+        pixels: let the file take one pair in pixels, and do all that a call of the pruner does.
 
     Returns:
         The metadata of the file.
@@ -54,6 +63,11 @@ def export(pruner: Pruner, path: str | Path) -> dict[str, str]:
     Input `matches` [B x N x 4]: normalised x0 y0 x1 y1; matches out of view, and NaN as padding, are ignored.
     Input `side` [B x N x numbers], only for networks with side input: see the metadata; NaN if unknown.
     Output `logits`, `scores` (float32) and `mask` (bool), [B x N] each: the pruner's result.
+
+    With `pixels`, inputs are `points0`, `points1` [N x 2], `K0`, `K1` [3 x 3], `image_size0`, `image_size1` [2], and
+    the numbers `threshold` and `conflict_odds`, all float64; NaN where cameras or sizes are not known. For networks
+    with side input there is `side` [N x 6] too: ratio, mutual flag, both keypoint sizes in pixels, both angles. Outputs
+    are [N].
     """
     if not isinstance(pruner, LearnedPruner):
         given = getattr(pruner, "name", type(pruner).__name__)
@@ -63,7 +77,13 @@ def export(pruner: Pruner, path: str | Path) -> dict[str, str]:
             raise MissingExtraError(package, "onnx")
     check_output(path)
     metadata = describe(pruner)
-    program = _translated(pruner)
+    if pixels:
+        metadata |= {"input": "pixels", "normalization": "in the file", "side_help": PIXEL_SIDE_HELP}
+        metadata["side"] = json.dumps(ALL_NUMBERS if pruner.network.settings.side else [])
+    program = _translated(pruner, pixels)
+    # Where each operator comes from: most of a small file, and paths of this machine.
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()
     program.model.metadata_props.update(metadata)
     with atomic_path(path) as temporary:
         program.save(temporary)
@@ -104,14 +124,78 @@ class PrunerGraph(nn.Module):
     def forward(self, matches: Tensor, side: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         # One row of padding, since operators fail on empty input.
         matches = pad(matches)
+        side = None if side is None else pad(side)
         # NaN compares as False.
         seen = (matches.abs() <= MAX_COORDINATE).all(-1)
+        return self.pruned(matches, side, seen, self.decision, None if self.odds == 1 else doubt_at(self.odds))
+
+    def pruned(
+        self,
+        matches: Tensor,
+        side: Tensor | None,
+        seen: Tensor,
+        decision: float | Tensor,
+        doubt: float | Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, scores and mask of normalised matches with a row of padding, of which the network sees some."""
         matches = matches.where(seen[..., None], 0.0)
-        shown = matches if side is None else torch.cat([matches, side_channels(self.side, pad(side))], dim=-1)
-        logits = penalize_conflicts(self.score(shown, seen), matches, self.odds, seen)
-        logits = logits.where(~logits.isnan(), self.decision).where(seen, min(-MAX_LOGIT, self.decision))
+        shown = matches if side is None else torch.cat([matches, side_channels(self.side, side)], dim=-1)
+        logits = penalize_conflicts(self.score(shown, seen), matches, doubt, seen)
+        wrong = min(-MAX_LOGIT, decision) if isinstance(decision, float) else decision.clamp(max=-MAX_LOGIT)
+        logits = logits.where(~logits.isnan(), decision).where(seen, wrong)
         logits = logits[:, :-1]
-        return logits, logits.sigmoid().clamp(max=1 - 2.0**-24), logits > self.decision
+        return logits, logits.sigmoid().clamp(max=1 - 2.0**-24), logits > decision
+
+
+class PixelGraph(PrunerGraph):
+    """The same on one pair as a program has it: pixels, cameras or image sizes, and how to decide."""
+
+    def forward(  # type: ignore[override]
+        self,
+        points0: Tensor,
+        points1: Tensor,
+        K0: Tensor,
+        K1: Tensor,
+        image_size0: Tensor,
+        image_size1: Tensor,
+        threshold: Tensor,
+        conflict_odds: Tensor,
+        side: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # One row of padding, since operators fail on empty input.
+        points0, points1 = (pad(points[None])[0] for points in (points0, points1))
+        both = []
+        inside = torch.ones_like(points0[:, 0], dtype=torch.bool)
+        cameras = [camera_or_guess(K, size) for K, size in ((K0, image_size0), (K1, image_size1))]
+        for points, K, size in ((points0, cameras[0], image_size0), (points1, cameras[1], image_size1)):
+            both.append(calibrate(points, K).float())
+            # NaN compares as False: without a size, there is no margin to be outside of.
+            margin = MAX_MARGIN * size.max()
+            inside = inside & ~((points < -margin) | (points > size + margin)).any(-1)
+        matches = torch.cat(both, dim=-1)[None]
+        seen = (matches.abs() <= MAX_COORDINATE).all(-1) & inside
+        if side is not None:
+            side = pad(self.with_normalized_sizes(side, cameras)[None])
+        decision = (threshold / (1 - threshold)).log().float()
+        doubt = conflict_odds.log().clamp(max=MAX_DOUBT).float()
+        logits, scores, mask = self.pruned(matches, side, seen, decision, doubt)
+        return logits[0], scores[0], mask[0]
+
+    def with_normalized_sizes(self, side: Tensor, cameras: list[Tensor]) -> Tensor:
+        """[N x numbers] that the network reads of all, with keypoint sizes in the scale of normalised points."""
+        focal = {f"keypoint_size{i}": ((K[0, 0] + K[1, 1]) / 2).float() for i, K in enumerate(cameras)}
+        read = [number for name in self.side for number in SIDE_NUMBERS[name]]
+        one = torch.ones_like(next(iter(focal.values())))
+        columns = [ALL_NUMBERS.index(name) for name in read]
+        return side[:, columns] / torch.stack([focal.get(name, one) for name in read])
+
+
+def camera_or_guess(K: Tensor, size: Tensor) -> Tensor:
+    """[3 x 3] the camera matrix, or what `core.cameras.scale_by_size` divides by where it is NaN."""
+    focal = FOCAL_GUESS * size.max()
+    zero, one = torch.zeros_like(focal), torch.ones_like(focal)
+    guess = torch.stack([focal, zero, size[0] / 2, zero, focal, size[1] / 2, zero, zero, one])
+    return torch.where(K.isnan().any(), guess.reshape(3, 3), K)
 
 
 def pad(numbers: Tensor) -> Tensor:
@@ -134,9 +218,13 @@ def side_channels(side: tuple[str, ...], numbers: Tensor) -> Tensor:
     return channels * torch.cat(usable, -1)
 
 
-def penalize_conflicts(logits: Tensor, matches: Tensor, odds: float, mask: Tensor) -> Tensor:
-    """`ananet.core.conflicts.penalize_conflicts` in operators that ONNX has; [B x N], [B x N x 4], [B x N]."""
-    if odds == 1:
+def penalize_conflicts(logits: Tensor, matches: Tensor, doubt: float | Tensor | None, mask: Tensor) -> Tensor:
+    """`ananet.core.conflicts.penalize_conflicts` in operators that ONNX has; [B x N], [B x N x 4], [B x N].
+
+    Args:
+        doubt: what the logits of conflicting matches lose; None for nothing.
+    """
+    if doubt is None:
         return logits
     order = logits.masked_fill(~mask, -math.inf).sort(dim=1, descending=True, stable=True).indices
     places = torch.arange(logits.shape[1], device=logits.device).expand_as(order)
@@ -149,7 +237,7 @@ def penalize_conflicts(logits: Tensor, matches: Tensor, odds: float, mask: Tenso
         best = order.gather(1, best_rank.gather(1, group))
         distance = (there - there.gather(1, best[..., None].expand_as(there))).norm(dim=-1)
         outdone = outdone | (distance > APART)
-    return torch.where(outdone, logits - min(math.log(odds), 100.0), logits)
+    return torch.where(outdone, logits - doubt, logits)
 
 
 def _same_points(points: Tensor) -> Tensor:
@@ -166,16 +254,24 @@ def _numbered(values: Tensor) -> Tensor:
     return torch.zeros_like(order).scatter(1, order, numbers)
 
 
-def _translated(pruner: LearnedPruner) -> Any:
+def _translated(pruner: LearnedPruner, pixels: bool) -> Any:
     """Translate the pruner to an ONNX program."""
     from ananet.integrations.onnx import operators
 
-    graph = PrunerGraph(pruner).eval()
+    graph = (PixelGraph if pixels else PrunerGraph)(pruner).eval()
     numbers = sum(len(SIDE_NUMBERS[name]) for name in graph.side)
-    example = (torch.rand(2, 50, 4), torch.rand(2, 50, numbers))[: 2 if numbers else 1]
-    names = INPUTS[: len(example)]
     pairs, count = torch.export.Dim("pairs", min=1, max=2**20), torch.export.Dim("count", min=0, max=2**30)
-    shapes = {name: {0: pairs, 1: count} for name in names}
+    if pixels:
+        single = [torch.tensor(value, dtype=torch.float64) for value in (0.4, 30.0)]
+        sizes = [torch.tensor([640.0, 480.0], dtype=torch.float64)] * 2
+        given = [*torch.rand(2, 50, 2, dtype=torch.float64), *torch.eye(3, dtype=torch.float64).repeat(2, 1, 1)]
+        example = (*given, *sizes, *single, torch.rand(50, len(ALL_NUMBERS)))[: 9 if numbers else 8]
+        names = PIXEL_INPUTS[: len(example)]
+        shapes = {name: {0: count} if name in ("points0", "points1", "side") else {} for name in names}
+    else:
+        example = (torch.rand(2, 50, 4), torch.rand(2, 50, numbers))[: 2 if numbers else 1]
+        names = INPUTS[: len(example)]
+        shapes = {name: {0: pairs, 1: count} for name in names}
     settings: dict[str, Any] = {
         "dynamo": True,
         "opset_version": OPSET,

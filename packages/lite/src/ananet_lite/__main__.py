@@ -1,0 +1,7 @@
+"""`python -m ananet_lite`."""
+
+import sys
+
+from ananet_lite.cli import main
+
+sys.exit(main())
