@@ -307,7 +307,7 @@ def test_the_threshold_is_a_probability(problem, tmp_path, run):
     problem_file = tmp_path / "m.npz"
     p0, p1 = problem.matches.numpy_points()
     np.savez(problem_file, points0=p0, points1=p1, K0=problem.matches.K0, K1=problem.matches.K1)
-    kept = [json.loads(run("prune", problem_file, "--threshold", at, "--json")[1])["kept"] for at in (0.1, 0.9)]
+    kept = [json.loads(run("prune", problem_file, "--threshold", at, "--json")[1])["kept"] for at in (0.001, 0.999)]
     assert kept[0] > kept[1]
     for wrong in (0, 1, "nan"):
         code, _, err = run("prune", problem_file, "--threshold", wrong)

@@ -57,7 +57,7 @@ def test_a_database_is_pruned_in_place(problem, tmp_path):
     np.testing.assert_array_equal(kept, expected_indices(problem))
     assert problem.inlier[kept[:, 0]].mean() > 0.9 and len(kept) > 200
     assert (summary.pairs, summary.before, summary.after, summary.dropped) == (1, 500, len(kept), 0)
-    assert summary.pruner == "ananet@threshold=0.9"
+    assert summary.pruner == "ananet@threshold=0.7"
     assert json.loads(json.dumps(asdict(summary)))["after"] == len(kept)
     assert summary.pairs_per_second > 0 and set(summary.seconds) == {"read", "prune", "write"}
     # A geometry of matches that are gone would mislead the mapper.
@@ -448,7 +448,7 @@ def test_batches_of_a_gpu_give_the_same(tmp_path, monkeypatch):
         path = synthesize(tmp_path / name)
         summary = match_database(path, "ratio@threshold=0.9", drop_doubtful=True, device="cpu")
         assert set(summary.seconds) == {"read", "match", "prune", "write"}
-        found.append((stored_matches(path), summary.after, summary.unseen, summary.used, summary.doubtful))
+        found.append((stored_matches(path), summary.after, summary.unseen, summary.doubtful))
     (first, *counts), (second, *others) = found
     assert counts == others and first.keys() == second.keys()
     assert all(np.array_equal(first[number], second[number]) for number in first)

@@ -93,9 +93,9 @@ def test_bad_cameras_are_named_before_the_work(camera, output, problem, tmp_path
     path = tmp_path / "a.db"
     write_problem(path, problem, camera=camera)
     content = path.read_bytes()
-    monkeypatch.setattr(pruning._Job, "work", lambda *_: pytest.fail("worked for nothing"))
+    monkeypatch.setattr(pruning._Job, "work", lambda *_, **__: pytest.fail("worked for nothing"))
     with pytest.raises(InputError, match=r"a\.db: expected a camera .* got camera 1 \(image 1, photo 0\.jpg\): "):
-        prune_database(path, "lpm", verify=True, output=output and tmp_path / output, device="cpu")
+        prune_database(path, "lpm", verify="colmap", output=output and tmp_path / output, device="cpu")
     assert path.read_bytes() == content and [file.name for file in tmp_path.iterdir()] == ["a.db"]
 
 
@@ -119,8 +119,20 @@ def test_what_colmap_would_abort_at_is_an_error(change, problem, tmp_path):
     connection.close()
     content = path.read_bytes()
     with pytest.raises(InputError, match=BAD_CONTENTS[change]):
-        verify_database(path)
+        verify_database(path, "colmap")
     assert path.read_bytes() == content and [file.name for file in tmp_path.iterdir()] == ["a.db"]
+
+
+def test_poselib_names_matches_of_keypoints_that_are_not_there(problem, tmp_path):
+    path = tmp_path / "a.db"
+    write_problem(path, problem, geometry=False)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE matches SET rows = 1, data = x'ffffff0000000000'")
+    connection.close()
+    content = path.read_bytes()
+    with pytest.raises(InputError, match="below 500 of image 1, got 16777215"):
+        verify_database(path, "poselib")
+    assert path.read_bytes() == content
 
 
 def test_databases_that_differ_by_their_suffix_do_not_share_a_folder(tmp_path):

@@ -162,7 +162,7 @@ def verify_with_poselib(database: Database, in_parts: bool = False, progress: bo
             # COLMAP does not find pairs that are stored the other way round.
             indices = stored if pair == pair.in_order else stored[:, ::-1]
             pair = pair.in_order
-            if pair not in verified:
+            if pair not in verified and database.check_indices(pair, indices):
                 verified.add(pair)
                 yield pair, indices, database.view(pair.first), database.view(pair.second)
 
