@@ -23,6 +23,7 @@ import torch
 from tqdm import tqdm
 
 import ananet
+from ananet._util.defaults import DISTINCTIVE_RATIO
 from ananet.core.correspondences import Correspondences
 from ananet.datasets.formats.shards import PairShards
 from ananet.datasets.photos import load_photo_detector
@@ -43,7 +44,7 @@ TURNTABLES = ("ethiopian_head", "dino")
 SAME_PLACES = [{"entry", "fountain"}]
 
 Row = dict[str, Any]
-"""A pair: `scene`, `kind` (usual, empty, unrelated), `share` of the view, `numbers`, and `nfa` of the overlap test."""
+"""A pair: `scene`, `kind` (usual, empty, unrelated), `share` of the view, `pruner`, `numbers`, `nfa` of the test."""
 
 
 def main() -> None:
@@ -68,7 +69,7 @@ def main() -> None:
                 continue
             source = PairShards(folder)
             pairs = [*stored_pairs(source, per_scene, arguments.empty), *unrelated_pairs(source, arguments.unrelated)]
-            own = [row_of(pair, pruner) for pair in tqdm(pairs, folder.name)]
+            own = [row for pair in tqdm(pairs, folder.name) for row in rows_of(pair, pruner)]
             if kept is not None:
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 write_json(kept, own)
@@ -135,14 +136,19 @@ def one_place(scene0: str, scene1: str) -> bool:
     return scene0.partition("_")[0] == scene1.partition("_")[0] or {scene0, scene1} in SAME_PLACES
 
 
-def row_of(pair: tuple[Row, Correspondences, Any, Any], pruner: ananet.Pruner) -> Row:
-    row, matches, keypoints0, keypoints1 = pair
-    kept = pruner(matches)
+def rows_of(pair: tuple[Row, Correspondences, Any, Any], pruner: ananet.Pruner) -> Iterator[Row]:
+    """A pair as the network prunes it, and, for pruners without scores, with simpler masks."""
+    row, matches, *keypoints = pair
+    kept, given = pruner(matches), [np.asarray(points, np.float64) for points in keypoints]
     cv2.setRNGSeed(0)
-    mask = torch.as_tensor(kept.mask)
-    numbers = same_place.measure(matches._as_tensors(), kept, mask, *map(np.float64, (keypoints0, keypoints1)))
-    nfa = check_overlap(matches, kept.mask).log10_nfa
-    return {**row, "numbers": numbers, "nfa": min(nfa, 0.0)}
+    nfa = min(check_overlap(matches, kept.mask).log10_nfa, 0.0)
+    tensors = matches._as_tensors()
+    numbers = same_place.measure(tensors, kept, torch.as_tensor(kept.mask), *given)
+    yield {**row, "pruner": "network", "numbers": numbers, "nfa": nfa}
+    distinctive = tensors.mutual & (tensors.ratio < DISTINCTIVE_RATIO)
+    for name, mask in (("ratio", distinctive), ("mutual", tensors.mutual)):
+        cv2.setRNGSeed(0)
+        yield {**row, "pruner": name, "numbers": same_place.measure(tensors, None, mask, *given), "nfa": nfa}
 
 
 def fold_of_scenes(rows: Sequence[Row]) -> list[int]:
@@ -157,14 +163,16 @@ def weight_of(rows: Sequence[Row]) -> np.ndarray:
     """
     groups = defaultdict(list)
     for number, row in enumerate(rows):
-        groups[row["kind"], row["scene"]].append(number)
+        groups[row["kind"], row["scene"], row["pruner"]].append(number)
     weights = np.zeros(len(rows))
     for own in groups.values():
         weights[own] = len(own) ** -0.5
     kinds = np.array([row["kind"] for row in rows])
-    for kind, part in (("usual", 0.5), ("empty", 0.25), ("unrelated", 0.25)):
-        if (kinds == kind).any():
-            weights[kinds == kind] *= part / weights[kinds == kind].sum()
+    pruners = np.array([row["pruner"] for row in rows])
+    for pruner in set(pruners.tolist()):
+        for kind, part in (("usual", 0.5), ("empty", 0.25), ("unrelated", 0.25)):
+            own_kind = (kinds == kind) & (pruners == pruner)
+            weights[own_kind] *= part / max(weights[own_kind].sum(), 1e-9)
     return weights
 
 
@@ -172,9 +180,11 @@ def fit(rows: Sequence[Row]) -> dict[str, Any]:
     """All regressions, as same_place.json has them."""
     weight, same = weight_of(rows), np.array([row["kind"] == "usual" for row in rows])
     few = np.array([row["numbers"].get("kept", np.nan) for row in rows])
+    network = np.array([row["pruner"] == "network" for row in rows])
     # One pair's weight more of each answer, so that no count is certain.
     one = 1 / len(rows)
-    odds = [(weight[same & (few == k)].sum() + one) / (weight[~same & (few == k)].sum() + one) for k in range(8)]
+    counts = [(network & (few == k)) for k in range(same_place.MIN_MATCHES)]
+    odds = [(weight[own & same].sum() + one) / (weight[own & ~same].sum() + one) for own in counts]
     rest = [number for number in range(len(rows)) if np.isnan(few[number])]
     names = {need: None for need in same_place.NEEDS.values()}
     heads = {}
@@ -221,7 +231,13 @@ def rounded(weights: Any) -> Any:
 
 
 def report(title: str, rows: Sequence[Row], probabilities: Sequence[float]) -> None:
-    """Print how well both tests separate pairs, and whether probabilities are what they say."""
+    """Print for each pruner how well both tests separate pairs, and whether probabilities are what they say."""
+    for pruner in dict.fromkeys(row["pruner"] for row in rows):
+        own = [number for number, row in enumerate(rows) if row["pruner"] == pruner]
+        _report(f"{title}, {pruner}", [rows[number] for number in own], [probabilities[number] for number in own])
+
+
+def _report(title: str, rows: Sequence[Row], probabilities: Sequence[float]) -> None:
     p, kinds = np.array(probabilities), np.array([row["kind"] for row in rows])
     nfa, share = -np.array([row["nfa"] for row in rows]), np.array([row["share"] for row in rows])
     seen = (kinds == "usual") & (share >= REPORTED_SHARE)

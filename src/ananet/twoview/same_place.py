@@ -122,7 +122,8 @@ def measure(
     matches: Correspondences, kept: Pruned | None, mask: torch.Tensor, keypoints0: np.ndarray, keypoints1: np.ndarray
 ) -> dict[str, float]:
     """The numbers of a pair that can be known; only `kept`, the count of one-to-one matches, if they are too few."""
-    trained = kept is not None and kept.pruner not in CLASSICAL
+    # Of several pruners, one after the other, the last gives the scores; classical ones know no probabilities.
+    trained = kept is not None and kept.pruner.rpartition("+")[2].partition("@")[0] not in CLASSICAL
     logits = torch.as_tensor(kept.logits).cpu() if kept is not None else torch.zeros(len(matches))
     chosen = one_to_one(matches, mask, logits).numpy()
     count = int(chosen.sum())

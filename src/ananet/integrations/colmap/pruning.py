@@ -38,6 +38,7 @@ from ananet.pruners.auto import Auto
 from ananet.pruners.base import Pruned, stream_items
 from ananet.pruners.learned import LearnedPruner
 from ananet.pruners.registry import look_up as look_up_pruner
+from ananet.twoview.same_place import pair_probability
 
 ALL_PAIRS, EXISTING_PAIRS = "all", "existing"
 
@@ -261,9 +262,20 @@ class _Job:
                     pair, kept = next(results, (None, None))
                 if pair is None:
                     return
+                with self.summary.timed("judge"):
+                    probability = self._judge(database, pair, kept)
                 with self.summary.timed("write"):
                     self._finish(database, pair, self._mask(pair, kept), write)
+                    if probability is not None and write:
+                        database.write_overlap(pair.pair, probability)
                 bar.update()
+
+    def _judge(self, database: Database, pair: _Putative, kept: Pruned | None) -> float | None:
+        """The probability that a pair shows the same place; None if it was pruned before."""
+        if pair.matches is None or kept is None:
+            return None
+        keypoints = (database.view(image).points for image in pair.pair)
+        return pair_probability(pair.matches, kept, *keypoints)
 
     def _mask(self, pair: _Putative, kept: Pruned | None) -> np.ndarray:
         """[N] bool mask of the matches that stay: all, if the pair was pruned before."""
