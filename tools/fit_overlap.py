@@ -186,7 +186,7 @@ def fit(rows: Sequence[Row]) -> dict[str, Any]:
     counts = [(network & (few == k)) for k in range(same_place.MIN_MATCHES)]
     odds = [(weight[own & same].sum() + one) / (weight[own & ~same].sum() + one) for own in counts]
     rest = [number for number in range(len(rows)) if np.isnan(few[number])]
-    names = {need: None for need in same_place.NEEDS.values()}
+    names = dict.fromkeys(same_place.NEEDS.values())
     heads = {}
     for choice in range(2 ** len(names)):
         known = {need for bit, need in enumerate(names) if choice >> bit & 1}
@@ -256,7 +256,9 @@ def _report(title: str, rows: Sequence[Row], probabilities: Sequence[float]) -> 
         shares = [f"{kind} {(p[kinds == kind] >= limit).mean():.3f}" for kind in dict.fromkeys(kinds.tolist())]
         print(f"  share of pairs at or above {limit}: {', '.join(shares)}, seen {(p[seen] >= limit).mean():.3f}")
     found = nfa > 6
-    print("  found by the overlap test: " + ", ".join(f"{k} {found[kinds == k].mean():.3f}" for k in set(kinds.tolist())))
+    print(
+        "  found by the overlap test: " + ", ".join(f"{k} {found[kinds == k].mean():.3f}" for k in set(kinds.tolist()))
+    )
     weight = weight_of(rows)
     print("  said / is, pairs: ", end="")
     for low in np.arange(0, 1, 0.2):

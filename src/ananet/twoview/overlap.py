@@ -1,7 +1,7 @@
 """Whether two photos show the same scene: how likely it is, and a statistical test of agreement.
 
-The probability (`ananet.twoview.same_place`) decides. The test says whether agreement is more than chance, which it also is
-between look-alikes.
+The probability (`ananet.twoview.same_place`) decides. The test says whether agreement is more than chance, which it
+also is between look-alikes.
 
 A robust estimator always returns something, and among hundreds of wrong matches some agree with any geometry by chance.
 The a-contrario test (Moisan & Stival, IJCV 2004) computes the number of false alarms (NFA): how often a geometry fitted

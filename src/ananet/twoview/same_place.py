@@ -39,8 +39,8 @@ GEOMETRY_MATCHES, NEIGHBOUR_MATCHES = 400, 250
 GRID, MIN_KEYPOINTS = 10, 3
 # Radians by which the turn of a keypoint may differ from that of most.
 ANGLE_TOLERANCE = 0.4
-# A match that a network is sure of has at least this logit.
-SURE = 2.0
+# A network's matches count above this logit, its default threshold of 0.4, and it is sure of those above the second.
+DECISION, SURE = math.log(0.4 / 0.6), 2.0
 # A count of more matches says nothing more.
 MAX_COUNT = 200
 # Numbers that need more than points, and what they need.
@@ -125,6 +125,9 @@ def measure(
     # Of several pruners, one after the other, the last gives the scores; classical ones know no probabilities.
     trained = kept is not None and kept.pruner.rpartition("+")[2].partition("@")[0] not in CLASSICAL
     logits = torch.as_tensor(kept.logits).cpu() if kept is not None else torch.zeros(len(matches))
+    if trained:
+        # Whatever threshold the caller has for other reasons, the numbers are those of one.
+        mask = logits > DECISION
     chosen = one_to_one(matches, mask, logits).numpy()
     count = int(chosen.sum())
     if count < MIN_MATCHES:

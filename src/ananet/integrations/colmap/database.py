@@ -38,8 +38,6 @@ MAX_SIDE = 10_000_000
 TABLES = ("cameras", "images", "keypoints", "descriptors", "matches", "two_view_geometries")
 # Our table of pruned pairs, with pruner and digest of the matches. COLMAP ignores tables that it does not know.
 MARKS = "ananet_pruned"
-# Our table of the probability that a pair shows the same place.
-OVERLAPS = "ananet_overlap"
 # Seconds to wait for another writer.
 LOCK_TIMEOUT = 5.0
 # Types of descriptors. SIFT, the only one of COLMAP 3, is stored as bytes, all others as floats.
@@ -187,18 +185,9 @@ class Database:
         if self._mark(pair) != mark:
             self.connection.execute(f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?, ?, ?)", (pair.number, *mark))
 
-    def write_overlap(self, pair: Pair, probability: float) -> None:
-        """Note the probability that a pair shows the same place."""
-        self.connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {OVERLAPS} (pair_id INTEGER PRIMARY KEY NOT NULL, probability REAL NOT NULL)"
-        )
-        self.connection.execute(f"INSERT OR REPLACE INTO {OVERLAPS} VALUES (?, ?)", (pair.number, probability))
-
-    def overlaps(self) -> dict[Pair, float]:
-        """The probabilities that were noted."""
-        if not self._has_table(OVERLAPS):
-            return {}
-        return {Pair.of(number): value for number, value in self.connection.execute(f"SELECT * FROM {OVERLAPS}")}
+    def unmark(self, pair: Pair) -> None:
+        """Forget that a pair was pruned."""
+        self.connection.execute(f"DELETE FROM {MARKS} WHERE pair_id = ?", (pair.number,))
 
     def _mark(self, pair: Pair) -> Any:
         query = f"SELECT pruner, matched, digest FROM {MARKS} WHERE pair_id = ?"

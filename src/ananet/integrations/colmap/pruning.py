@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ananet._util.checks import check_whole_number
-from ananet._util.defaults import COLMAP_MIN_MATCHES, RECONSTRUCTION_PRUNER
+from ananet._util.checks import check_share, check_whole_number
+from ananet._util.defaults import COLMAP_MIN_MATCHES, MIN_OVERLAP, RECONSTRUCTION_PRUNER
 from ananet._util.devices import choose_device
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
@@ -38,9 +38,22 @@ from ananet.pruners.auto import Auto
 from ananet.pruners.base import Pruned, stream_items
 from ananet.pruners.learned import LearnedPruner
 from ananet.pruners.registry import look_up as look_up_pruner
-from ananet.twoview.same_place import pair_probability
+from ananet.twoview.collection import confirm_pairs, in_words
+from ananet.twoview.same_place import judge_pair
 
 ALL_PAIRS, EXISTING_PAIRS = "all", "existing"
+
+
+class Doubtful(NamedTuple):
+    """A pair that hardly shows the same place."""
+
+    name0: str
+    name1: str
+    matches: int
+    """That the pruner kept."""
+    probability: float | None
+    """That it shows the same place, by itself; None for a pair that other pairs of the collection contradict."""
+    reason: str
 
 
 @dataclass
@@ -63,12 +76,14 @@ class Summary:
     """Pairs that lost all their matches."""
     unseen: int = 0
     """Matches removed because a keypoint has no undistorted place, or lies where networks do not look (63 degrees)."""
+    doubtful: list[Doubtful] = field(default_factory=list)
+    """Pairs that lost their matches since they hardly show the same place."""
     geometries_removed: int = 0
     """Two-view geometries of changed pairs; the mapper needs new ones."""
     verified: int | None = None
     """Pairs of the database with inliers to a two-view geometry; None without verification."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Time of each step: read, match, prune, write, verify."""
+    """Time of each step: read, match, prune, judge, write, verify."""
 
     @property
     def pairs_per_second(self) -> float:
@@ -92,6 +107,7 @@ def prune_database(
     *,
     output: str | Path | None = None,
     min_matches: int = COLMAP_MIN_MATCHES,
+    min_overlap: float = MIN_OVERLAP,
     verify: bool = False,
     dry_run: bool = False,
     device: str | torch.device = "auto",
@@ -108,6 +124,8 @@ def prune_database(
             at a stricter threshold than elsewhere ("auto@threshold=0.9"), which gives better reconstructions.
         output: where to write a pruned copy; without it the database itself is changed.
         min_matches: pairs that keep fewer lose all their matches, as in COLMAP.
+        min_overlap: pairs that are less likely to show the same place lose all their matches (`Summary.doubtful` lists
+            them); 0 keeps all.
         verify: write two-view geometries of pairs without one by COLMAP's own verification (needs pycolmap).
         dry_run: count, but write and verify nothing.
         device: where networks run.
@@ -117,7 +135,7 @@ def prune_database(
     (`ananet_pruned`) notes the pairs that were pruned, so that a second call skips them unless their matches were
     changed since.
     """
-    job = _Job(pruner, device, min_matches, matching=False, progress=progress)
+    job = _Job(pruner, device, min_matches, min_overlap, matching=False, progress=progress)
     return _run(Path(path), output, job, job.stored, verify, dry_run)
 
 
@@ -128,6 +146,7 @@ def match_database(
     pairs: str | Path | Sequence[tuple[str, str]] = ALL_PAIRS,
     output: str | Path | None = None,
     min_matches: int = COLMAP_MIN_MATCHES,
+    min_overlap: float = MIN_OVERLAP,
     verify: bool = False,
     dry_run: bool = False,
     device: str | torch.device = "auto",
@@ -144,7 +163,7 @@ def match_database(
 
     The other arguments are those of `prune_database`.
     """
-    job = _Job(pruner, device, min_matches, matching=True, progress=progress)
+    job = _Job(pruner, device, min_matches, min_overlap, matching=True, progress=progress)
     return _run(Path(path), output, job, lambda database: job.matched(database, pairs), verify, dry_run)
 
 
@@ -182,6 +201,7 @@ class _Job:
         pruner: str | Path | Pruner | None,
         device: str | torch.device,
         min_matches: int,
+        min_overlap: float,
         matching: bool,
         progress: bool,
     ) -> None:
@@ -190,7 +210,11 @@ class _Job:
         self.identity = identity_of(pruner)
         self.pruner = pruner if isinstance(pruner, Pruner) else load(pruner, device=self.device)
         self.min_matches = check_whole_number("min_matches", min_matches, 0, 2**31)
+        check_share("min_overlap", min_overlap)
+        self.min_overlap = min_overlap
         self.matching, self.progress = matching, progress
+        self.kept: dict[Pair, np.ndarray] = {}
+        """[N x 2] kept keypoints of the pairs of this call, to compare them with each other."""
         self.summary = Summary(pruner.name if isinstance(pruner, Pruner) else str(pruner))
 
     def stored(self, database: Database) -> tuple[int, Iterator[_Putative]]:
@@ -262,20 +286,26 @@ class _Job:
                     pair, kept = next(results, (None, None))
                 if pair is None:
                     return
-                with self.summary.timed("judge"):
-                    probability = self._judge(database, pair, kept)
+                mask, doubtful = self._mask(pair, kept), False
+                if pair.matches is not None and kept is not None and mask.sum() >= self.min_matches:
+                    with self.summary.timed("judge"):
+                        doubtful = self._is_doubtful(database, pair, kept, int(mask.sum()))
                 with self.summary.timed("write"):
-                    self._finish(database, pair, self._mask(pair, kept), write)
-                    if probability is not None and write:
-                        database.write_overlap(pair.pair, probability)
+                    self._finish(database, pair, mask & (not doubtful), write, doubtful)
                 bar.update()
 
-    def _judge(self, database: Database, pair: _Putative, kept: Pruned | None) -> float | None:
-        """The probability that a pair shows the same place; None if it was pruned before."""
-        if pair.matches is None or kept is None:
-            return None
-        keypoints = (database.view(image).points for image in pair.pair)
-        return pair_probability(pair.matches, kept, *keypoints)
+    def _is_doubtful(self, database: Database, putative: _Putative, kept: Pruned, count: int) -> bool:
+        """Whether a pair is too unlikely to show the same place; note it if so."""
+        if putative.matches is None or putative.matches.image_size0 is None or not self.min_overlap:
+            return False
+        views = [database.view(image) for image in putative.pair]
+        judged = judge_pair(putative.matches, kept, *(view.points for view in views))
+        if judged.probability >= self.min_overlap:
+            return False
+        names = database.image_names()
+        first, second = (names[image] for image in putative.pair)
+        self.summary.doubtful.append(Doubtful(first, second, count, judged.probability, judged.reasons[0]))
+        return True
 
     def _mask(self, pair: _Putative, kept: Pruned | None) -> np.ndarray:
         """[N] bool mask of the matches that stay: all, if the pair was pruned before."""
@@ -294,8 +324,10 @@ class _Job:
         mask[pair.usable] = chosen.numpy()
         return mask
 
-    def _finish(self, database: Database, putative: _Putative, mask: np.ndarray, write: bool) -> None:
-        """Count, and write what has changed."""
+    def _finish(
+        self, database: Database, putative: _Putative, mask: np.ndarray, write: bool, doubtful: bool = False
+    ) -> None:
+        """Count, and write what has changed. Doubtful pairs have no mark, so that another call judges them again."""
         count = int(mask.sum())
         if count < self.min_matches:
             count, mask = 0, np.zeros_like(mask)
@@ -305,6 +337,8 @@ class _Job:
         self.summary.after += count
         self.summary.dropped += count == 0 < len(mask)
         self.summary.unseen += int((~putative.usable).sum())
+        if count and self.min_overlap:
+            self.kept[putative.pair] = putative.indices[mask].astype(np.int64)
         if not write:
             return
         pair = putative.pair
@@ -312,8 +346,31 @@ class _Job:
             # Other programs may have stored the pair the other way round.
             database.connection.execute("DELETE FROM matches WHERE pair_id = ?", (pair.reversed.number,))
         self.summary.geometries_removed += database.write_matches(pair, putative.indices[mask])
-        if putative.matches is not None or count < len(mask):
+        if (putative.matches is not None or count < len(mask)) and not doubtful:
             database.mark(pair, self.identity, self.matching)
+
+    def drop_contradicted(self, database: Database, write: bool) -> None:
+        """Remove the matches of pairs that other pairs of the collection contradict."""
+        with self.summary.timed("judge"):
+            images = dict.fromkeys(image for pair in self.kept for image in pair)
+            views = {image: database.view(image) for image in images}
+            points = {image: view.points for image, view in views.items()}
+            sizes = {image: view.image_size for image, view in views.items()}
+            cameras = {image: view.some_K for image, view in views.items()}
+            found = confirm_pairs(points, sizes, {(a, b): kept for (a, b), kept in self.kept.items()}, cameras)
+        names = database.image_names()
+        with self.summary.timed("write"):
+            for pair, kept in self.kept.items():
+                if not found[pair].doubtful:
+                    continue
+                reason = in_words(found[pair])
+                first, second = (names[image] for image in pair)
+                self.summary.doubtful.append(Doubtful(first, second, len(kept), None, reason))
+                self.summary.after -= len(kept)
+                self.summary.dropped += 1
+                if write:
+                    self.summary.geometries_removed += database.write_matches(pair, kept[:0])
+                    database.unmark(pair)
 
 
 def _run(
@@ -329,6 +386,8 @@ def _run(
     def change(database: Database) -> None:
         with transaction(database, write=not dry_run):
             job.work(database, *putative(database), write=not dry_run)
+            if job.min_overlap:
+                job.drop_contradicted(database, write=not dry_run)
             if pycolmap is not None:
                 with job.summary.timed("verify"):
                     job.summary.verified = verify_pairs(pycolmap, database)
