@@ -14,6 +14,9 @@ from ananet.cli.arguments import add_json, add_min_matches, add_min_overlap, add
 from ananet.errors import InputError
 from ananet.io.files import check_file, check_output
 
+# Rows of the table of dropped pairs.
+SHOWN = 20
+
 if TYPE_CHECKING:
     from ananet.integrations.colmap import Doubtful, Summary
 
@@ -64,8 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         + (f", written to {written}" if written and (summary.pairs or arguments.output) else ", nothing written")
     )
     if summary.doubtful:
-        print(f"{count(len(summary.doubtful), 'pair')} dropped that may not show the same place:")
-        print(format_table([_row(pair) for pair in summary.doubtful], decimals=2))
+        print(_doubtful_table(summary.doubtful))
     if not summary.pairs:
         print("no pairs with matches in the database" if arguments.prune else "no pairs of images to match")
     if written and summary.geometries_removed and not arguments.verify:
@@ -105,6 +107,15 @@ def _facts(summary: Summary) -> dict[str, Any]:
         "pairs_per_second": round(summary.pairs_per_second, 2),
         "seconds": {step: round(seconds, 3) for step, seconds in summary.seconds.items()},
     }
+
+
+def _doubtful_table(doubtful: list[Doubtful]) -> str:
+    """The dropped pairs with the most matches."""
+    title = f"{count(len(doubtful), 'pair')} dropped that may not show the same place"
+    shown = sorted(doubtful, key=lambda pair: -pair.matches)[:SHOWN]
+    if len(shown) < len(doubtful):
+        title += f"; the {SHOWN} with the most matches (--json lists all)"
+    return f"{title}:\n{format_table([_row(pair) for pair in shown], decimals=2)}"
 
 
 def _row(pair: Doubtful) -> dict[str, Any]:

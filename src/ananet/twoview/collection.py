@@ -38,7 +38,7 @@ MIN_CONFIRMED, MIN_CONFIRMED_TO_JOIN = 0.1, 0.7
 # Degrees by which a pair may turn the camera otherwise than the pairs before it; errors add up along these.
 MAX_TURN = 30.0
 # Rotations need few matches and no last digit.
-ROTATION_MATCHES, ROTATION_CONFIDENCE = 150, 0.99
+ROTATION_MATCHES, ROTATION_SAMPLES = 100, 300
 # Fewer matches say nothing.
 MIN_MATCHES = 15
 
@@ -168,7 +168,7 @@ def _rotation(
     some = kept[:: 1 + (len(kept) - 1) // ROTATION_MATCHES]
     points = (np.asarray(keypoints[photo])[column] for photo, column in zip(pair, some.T, strict=True))
     matches = Correspondences(*points, K0=cameras[pair[0]], K1=cameras[pair[1]])
-    pose = estimate_pose(matches, ESTIMATOR, confidence=ROTATION_CONFIDENCE)
+    pose = estimate_pose(matches, ESTIMATOR, confidence=0.99, max_iterations=ROTATION_SAMPLES)
     return None if pose is None else np.asarray(pose.R)
 
 
