@@ -150,7 +150,7 @@ def read_counts(path: Path) -> Counts:
 
 
 def write_database(
-    source: Path, target: Path, parts: Sequence[Path], pruner: str, min_matches: int, min_overlap: float = 0.0
+    source: Path, target: Path, parts: Sequence[Path], pruner: str, min_matches: int, min_overlap: float
 ) -> None:
     """Write a copy of a COLMAP database with the kept matches. Failed pairs stay unchanged.
 
@@ -177,4 +177,5 @@ def write_database(
                     doubtful = probability is not None and probability < min_overlap
                     stays = mask.sum() >= min_matches and not doubtful
                     database.write_matches(pair, indices[mask] if stays else indices[:0])
-                    database.mark(pair, pruner, matched=False)
+                    if not doubtful:
+                        database.mark(pair, pruner, matched=False)

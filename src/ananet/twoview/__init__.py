@@ -1,4 +1,4 @@
-"""Two photos: keypoints, matches, pruning, overlap, refinement, pose, pictures; and what many pairs say of each other."""
+"""Two photos: keypoints, matches, pruning, overlap, refinement, pose, pictures; what many pairs say of each other."""
 
 from ananet.twoview.cameras import Cameras, choose_cameras
 from ananet.twoview.collection import Confirmation, confirm_pairs

@@ -88,6 +88,10 @@ def judge_overlap(
     """Whether two photos overlap, by the probability, with the counts of the test; arguments as for both."""
     judged = judge_pair(matches, kept, keypoints0, keypoints1)
     tested = check_overlap(matches, kept.mask, neighbours)
+    if not judged.numbers and tested.found and matches.ratio is not None and matches.mutual is not None:
+        # A pruner may fail where the photos do overlap: the most distinctive matches get a try of their own.
+        distinctive = torch.as_tensor(matches.mutual) & (torch.as_tensor(matches.ratio) < DISTINCTIVE_RATIO)
+        judged = judge_pair(matches, distinctive, keypoints0, keypoints1)
     found = judged.probability >= MIN_PROBABILITY
     return replace(tested, found=found, probability=judged.probability, reasons=judged.reasons)
 
