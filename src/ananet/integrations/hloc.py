@@ -112,7 +112,8 @@ def prune_matches(
             pruned = stream_items(used, read, lambda pair: images.correspondences(pair, descriptors))
             for pair, kept in tqdm(pruned, "prune", len(groups), unit="pair", disable=not progress, leave=False):
                 assert kept is not None
-                doubtful = kept.mask.any() and images.probability(pair, descriptors, kept) < min_overlap
+                judged = min_overlap > 0 and kept.mask.any()
+                doubtful = judged and images.probability(pair, descriptors, kept) < min_overlap
                 count = _write(written, pair, replace(kept, mask=kept.mask & (not doubtful)))
                 counts += (1, len(kept.mask), count, count == 0, doubtful)
                 left += [f"{pair.name0} {pair.name1}"] if count else []

@@ -96,12 +96,12 @@ def judge_pair(
     if "kept" in numbers:
         words = (f"only {numbers['kept']:.0f} one-to-one matches were kept",)
         return SamePlace(probability_of(numbers, load_weights()), words)
+    probability = probability_of(numbers, load_weights())
     parts = _parts(numbers, load_weights()["heads"][head_of(numbers)])
-    # Those that speak for the verdict, the strongest first.
-    verdict = sum(parts.values())
-    speaking = sorted((name for name in parts if parts[name] * verdict > 0), key=lambda name: -abs(parts[name]))
-    reasons = dict.fromkeys(in_words(name, numbers) for name in speaking)
-    return SamePlace(probability_of(numbers, load_weights()), tuple(reasons)[:3], numbers)
+    # What speaks for the answer comes first, the strongest at the front.
+    sign = 1 if probability >= 0.5 else -1
+    reasons = dict.fromkeys(in_words(name, numbers) for name in sorted(parts, key=lambda name: -sign * parts[name]))
+    return SamePlace(probability, tuple(reasons)[:3], numbers)
 
 
 def probability_of(numbers: Mapping[str, float], weights: Mapping[str, Any]) -> float:

@@ -213,6 +213,7 @@ class _Job:
         check_share("min_overlap", min_overlap)
         self.min_overlap = min_overlap
         self.matching, self.progress = matching, progress
+        self.names: dict[int, str] = {}
         self.kept: dict[Pair, np.ndarray] = {}
         """[N x 2] kept keypoints of the pairs of this call, to compare them with each other."""
         self.summary = Summary(pruner.name if isinstance(pruner, Pruner) else str(pruner))
@@ -302,10 +303,15 @@ class _Job:
         judged = judge_pair(putative.matches, kept, *(view.points for view in views))
         if judged.probability >= self.min_overlap:
             return False
-        names = database.image_names()
-        first, second = (names[image] for image in putative.pair)
-        self.summary.doubtful.append(Doubtful(first, second, count, judged.probability, judged.reasons[0]))
+        self._note_doubtful(database, putative.pair, count, judged.probability, judged.reasons[0])
         return True
+
+    def _note_doubtful(
+        self, database: Database, pair: Pair, count: int, probability: float | None, reason: str
+    ) -> None:
+        self.names = self.names or database.image_names()
+        first, second = (self.names[image] for image in pair)
+        self.summary.doubtful.append(Doubtful(first, second, count, probability, reason))
 
     def _mask(self, pair: _Putative, kept: Pruned | None) -> np.ndarray:
         """[N] bool mask of the matches that stay: all, if the pair was pruned before."""
@@ -358,14 +364,11 @@ class _Job:
             sizes = {image: view.image_size for image, view in views.items()}
             cameras = {image: view.some_K for image, view in views.items()}
             found = confirm_pairs(points, sizes, {(a, b): kept for (a, b), kept in self.kept.items()}, cameras)
-        names = database.image_names()
         with self.summary.timed("write"):
             for pair, kept in self.kept.items():
                 if not found[pair].doubtful:
                     continue
-                reason = in_words(found[pair])
-                first, second = (names[image] for image in pair)
-                self.summary.doubtful.append(Doubtful(first, second, len(kept), None, reason))
+                self._note_doubtful(database, pair, len(kept), None, in_words(found[pair]))
                 self.summary.after -= len(kept)
                 self.summary.dropped += 1
                 if write:
