@@ -175,7 +175,7 @@ class Collection:
     def matched_by_ananet(self, pruner: str | None) -> tuple[list[Correspondences], dict[str, float]]:
         """As `ananet sfm` does; and seconds by step."""
         shutil.copy(self.extracted, self.database)
-        summary = match_database(self.database, pruner, drop_doubtful=True, device="cpu")
+        summary = match_database(self.database, pruner, device="cpu")
         return self._read_matches(), summary.seconds
 
     def _read_matches(self) -> list[Correspondences]:

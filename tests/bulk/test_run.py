@@ -91,6 +91,7 @@ def test_what_is_wrong_is_told_before_anything_is_written(tmp_path):
         ({"pairs": empty}, "pairs: expected two names in each line"),
         ({"pairs": tmp_path / "none.txt"}, "none.txt: no such file"),
         ({"min_matches": -1}, "min_matches: expected a whole number"),
+        ({"min_overlap": 2}, "min_overlap: expected a number from 0 to 1"),
         ({"estimator": "nothing"}, "estimator: expected one of"),
     ):
         with pytest.raises(InputError, match=message):
@@ -138,6 +139,10 @@ def test_databases(tmp_path):
     assert [a == b for a, b in zip(given, found, strict=True)] == [False, True, False]
     assert not (output / "databases" / "c.db").exists()
 
+    doubted = tmp_path / "doubted"
+    run(tmp_path / "in", doubted, databases=True, min_overlap=1)
+    assert all(row["error"] or 0.9 < row["probability"] < 1 for row in read_rows(doubted))
+    assert not any(_matches(doubted / "databases" / "a.db"))
     written = copy.stat().st_mtime_ns
     run(tmp_path / "in", output, databases=True)
     assert copy.stat().st_mtime_ns == written

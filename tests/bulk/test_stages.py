@@ -52,12 +52,13 @@ def test_verified():
     pairs = [
         Pair("known", matches=matches, cameras_known=True, kept=kept),
         Pair("guessed", matches=matches, cameras_known=False, kept=kept),
-        Pair("no ratios", matches=matches.replace(ratio=None), cameras_known=True, kept=kept),
+        Pair("no sizes", matches=matches.replace(image_size0=None, image_size1=None), cameras_known=True, kept=kept),
     ]
-    known, guessed, no_ratios = stages.Verify("poselib")(pairs)
+    known, guessed, no_sizes = stages.Verify("poselib")(pairs)
     assert known.overlap and np.abs(known.pose.R - problem.R.numpy()).max() < 0.01
     assert guessed.overlap and guessed.pose is None
-    assert no_ratios.overlap is None and no_ratios.pose is not None
+    assert known.probability > 0.9
+    assert no_sizes.overlap is None and no_sizes.probability is None and no_sizes.pose is not None
 
 
 def test_rows_and_counts(tmp_path):

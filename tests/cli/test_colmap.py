@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from ananet.cli.colmap import _doubtful_table
+from ananet.integrations.colmap import Doubtful
 from tests.integrations.colmap.databases import stored_matches, synthesize, write_problem
 
 FAST = ("--device", "cpu", "--pruner", "lpm", "--prune")
@@ -30,6 +32,16 @@ def test_a_database_is_pruned_in_place(database, run):
     )
     code, out, _ = run("colmap", database, "--prune", "--device", "cpu")
     assert code == 0 and f"{kept} matches before and {kept} after" in out and "1 pair pruned before" in out
+
+
+def test_pairs_that_may_not_show_the_same_place(database, tmp_path, run):
+    copy = ("colmap", database, "--prune", "--device", "cpu", "-o", tmp_path / "b.db", "--min-overlap", 1)
+    code, out, _ = run(*copy)
+    assert code == 0 and "1 pair dropped that may not show the same place:\nfirst" in out
+    assert "probability  why" in out and not any(map(len, stored_matches(tmp_path / "b.db").values()))
+    (pair,) = json.loads(run(*copy, "--json")[1])["pairs_doubtful"]
+    assert set(pair) == {"first", "second", "matches", "probability", "why"} and pair["probability"] > 0.9
+    assert _doubtful_table([Doubtful("a", "b", n, 0.1, "few") for n in range(30)]).count("\n") == 21
 
 
 def test_json(database, tmp_path, run):
@@ -66,6 +78,7 @@ def test_match_and_verify(tmp_path, run):
         ([], "a.db: has matches of another program; choose --match (match"),
         (["--prune", "--pairs", "all"], "--pairs: expected with --match, got --pairs all with --prune"),
         (["--prune", "--min-matches", "-1"], "min_matches: expected"),
+        (["--prune", "--min-overlap", "1.5"], "--min-overlap: expected a number from 0 to 1, got 1.5"),
         (["--match"], "no descriptors in the database"),
         (["--prune", "--pruner", "nonsense"], "pruner: expected one of"),
         (["-o", "nowhere/b.db"], "output: the folder nowhere does not exist"),

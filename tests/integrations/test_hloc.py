@@ -70,7 +70,21 @@ def test_layout_of_the_answer(files, problem, tmp_path):
     points = [each[matched].astype(np.float32) for each in (points0, points1)]
     expected = ananet.load()(*points, image_size0=(640, 480), image_size1=(640, 480))
     np.testing.assert_array_equal(np.flatnonzero(kept), matched[expected.mask])
-    assert summary == hloc.Summary(pairs=1, matches=400, kept=int(kept.sum()), empty=0)
+    assert summary == hloc.Summary(pairs=1, matches=400, kept=int(kept.sum()), empty=0, doubtful=0)
+
+
+def test_pairs_that_hardly_show_the_same_place(files, tmp_path):
+    features, matches, matches0 = files
+    shuffled = np.where(matches0 < 0, -1, np.random.default_rng(0).permutation(500))
+    write_matches(matches, {"query-b.jpg/db-a_1.jpg": shuffled})
+    output, listed = tmp_path / "pruned.h5", tmp_path / "pairs.txt"
+    summary = hloc.prune_matches(features, matches, output, pruner="all", min_overlap=0.5, pairs=listed)
+    assert (summary.pairs, summary.empty, summary.doubtful) == (2, 1, 1)
+    assert listed.read_text() == "db/a_1.jpg query/b.jpg\n"
+    with h5py.File(output) as file:
+        assert (file["query-b.jpg/db-a_1.jpg/matches0"][()] == -1).all()
+    with pytest.raises(InputError, match="min_overlap: expected a number from 0 to 1, got -1"):
+        hloc.prune_matches(features, matches, output, min_overlap=-1)
 
 
 def test_old_names_and_pairs_stored_the_other_way_round(files, tmp_path):

@@ -26,7 +26,8 @@ def test_one_schema_for_json(pair, found):
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert result["photos"][0] == {"name": "image0", "width": 741, "height": 500, "keypoints": len(found.features0)}
     assert result["kept"] == found.count == found.kept.mask.sum() < result["matches"] == len(found.matches)
-    assert set(result["overlap"]) == {"found", "consistent", "tested", "log10_false_alarms", "summary"}
+    told = {"found", "probability", "reasons", "consistent", "tested", "log10_false_alarms", "summary"}
+    assert set(result["overlap"]) == told
     assert result["overlap"]["found"] and result["overlap"]["log10_false_alarms"] < -6
     assert result["cameras"] == {"source": "given", "K0": pair.K0.tolist(), "K1": pair.K1.tolist(), "doubt": None}
     assert set(result["pose"]) == {

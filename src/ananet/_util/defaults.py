@@ -30,5 +30,8 @@ DISTINCTIVE_RATIO = 0.8
 THRESHOLD_PIXELS = 1.0
 # COLMAP's default for the fewest matches of a pair.
 COLMAP_MIN_MATCHES = 15
+# Pairs that are less likely to show the same place stay out of reconstructions: of training pairs with at least 15 kept
+# matches, whole scenes held out, 2 % of those that do lie below, and 25 % of the look-alikes (docs/pipelines.md).
+MIN_OVERLAP = 0.4
 # Of `ananet bulk`.
 PAIRS_PER_PART = 512

@@ -67,7 +67,9 @@ class Pair:
     kept: Pruned | None = None
     pose: Pose | None = None
     overlap: bool | None = None
-    """Whether the photos show the same scene; None if ratio, mutual flag or image sizes are missing."""
+    """Whether the photos show the same scene; None if image sizes are missing."""
+    probability: float | None = None
+    """How likely they do."""
     error: str | None = None
 
     def failed(self, error: Exception) -> Pair:

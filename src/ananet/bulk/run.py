@@ -16,7 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ananet._util import defaults
-from ananet._util.checks import check_whole_number
+from ananet._util.checks import check_share, check_whole_number
 from ananet.bulk.cluster import Engine, Row, open_engine
 from ananet.bulk.inputs import Databases, Focal, Part, PhotoPairs, Source, import_parquet, open_source
 from ananet.bulk.stages import Counts, Prune, Verify, part_path, read_counts, write_database, write_part
@@ -57,6 +57,7 @@ def prune_in_bulk(
     use_exif: bool = True,
     databases: bool = False,
     min_matches: int = defaults.COLMAP_MIN_MATCHES,
+    min_overlap: float = defaults.MIN_OVERLAP,
     pairs_per_part: int = defaults.PAIRS_PER_PART,
     retry_failed: bool = False,
     workers: int | None = None,
@@ -77,6 +78,8 @@ def prune_in_bulk(
             `focal` is in pixels, for all photos.
         databases: also write pruned copies of COLMAP databases to OUTPUT/databases.
         min_matches: in these copies, pairs that keep fewer matches lose all.
+        min_overlap: in these copies, pairs that are less likely to show the same place lose all; the column
+            `probability` tells it of every pair.
         pairs_per_part: pairs in memory at once, and lost when a process is killed.
         retry_failed: repeat parts with failed pairs.
         workers: processes that prune; None for one per GPU, or per CPU; 0 for a plain loop without Ray.
@@ -86,6 +89,7 @@ def prune_in_bulk(
     """
     check_whole_number("pairs_per_part", pairs_per_part, 1)
     check_whole_number("min_matches", min_matches, 0)
+    check_share("min_overlap", min_overlap)
     if workers is not None:
         check_whole_number("workers", workers, 0)
     import_parquet()
@@ -123,7 +127,9 @@ def prune_in_bulk(
             missing = {path: part for path, part in paths.items() if path not in done}
             _prune(engine, source, missing, pruner, estimator, progress)
             if databases:
-                _write_databases(engine, source, paths, output / DATABASES, identity, min_matches, progress)
+                _write_databases(
+                    engine, source, paths, output / DATABASES, identity, (min_matches, min_overlap), progress
+                )
         # Left by workers that were killed.
         remove_temporaries(output)
     return Summary(len(parts), len(done), sum(map(read_counts, paths), Counts()))
@@ -167,7 +173,13 @@ class _Detect:
 
 
 def _write_databases(
-    engine: Engine, source: Source, parts: dict[Path, Part], output: Path, pruner: str, min_matches: int, progress: bool
+    engine: Engine,
+    source: Source,
+    parts: dict[Path, Part],
+    output: Path,
+    pruner: str,
+    least: tuple[int, float],
+    progress: bool,
 ) -> None:
     """Write the pruned copies that are missing or older than their parts."""
     paths = defaultdict(list)
@@ -178,7 +190,7 @@ def _write_databases(
 
     def write(row: Row) -> Row:
         own = [Path(path) for path in row["parts"]]
-        write_database(source.folder / row["name"], output / row["name"], own, pruner, min_matches)
+        write_database(source.folder / row["name"], output / row["name"], own, pruner, *least)
         return {"done": 1}
 
     rows = []

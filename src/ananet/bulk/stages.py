@@ -22,7 +22,8 @@ from ananet.integrations.colmap.database import copy_database, open_database, tr
 from ananet.io.files import atomic_path
 from ananet.pruners import load
 from ananet.pruners.base import stream_items
-from ananet.twoview.overlap import check_overlap
+from ananet.twoview.overlap import MIN_PROBABILITY
+from ananet.twoview.same_place import pair_probability
 
 COUNTS = b"ananet"
 
@@ -63,12 +64,13 @@ class Verify:
     def _verify(self, pair: Pair) -> Pair:
         matches, kept = pair.matches, pair.kept
         assert matches is not None and kept is not None
-        overlap = None
-        if matches.image_size1 is not None and matches.ratio is not None and matches.mutual is not None:
-            overlap = check_overlap(matches, kept.mask).found
+        overlap = probability = None
+        if matches.image_size0 is not None and matches.image_size1 is not None:
+            probability = pair_probability(matches, kept)
+            overlap = probability >= MIN_PROBABILITY
         # Poses of photos without overlap are meaningless, and cost time.
         pose = self.estimator.pose(matches, kept) if pair.cameras_known and overlap is not False else None
-        return replace(pair, overlap=overlap, pose=pose)
+        return replace(pair, overlap=overlap, probability=probability, pose=pose)
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def write_part(path: Path, pairs: Sequence[Pair], with_indices: bool) -> Counts:
         **dict.fromkeys(("R", "t"), arrow.list_(arrow.float64())),
         "inliers": arrow.int32(),
         "overlap": arrow.bool_(),
+        "probability": arrow.float32(),
         "error": arrow.string(),
     }
     if with_indices:
@@ -130,7 +133,8 @@ def _row(pair: Pair) -> dict[str, Any]:
         mask[usable], scores[usable] = kept.mask, kept.scores
         indices = None if pair.matches is None else pair.matches.indices
     row: dict[str, Any] = {"source": pair.source, "pair": pair.key, "name0": pair.name0, "name1": pair.name1}
-    row |= {"mask": mask, "scores": scores, "overlap": pair.overlap, "error": pair.error}
+    row |= {"mask": mask, "scores": scores, "overlap": pair.overlap}
+    row |= {"probability": pair.probability, "error": pair.error}
     row |= dict.fromkeys(("R", "t", "inliers"))
     if pose is not None:
         row |= {"R": pose.R.ravel(), "t": pose.t, "inliers": int(pose.inliers.sum())}
@@ -145,12 +149,16 @@ def read_counts(path: Path) -> Counts:
         raise InputError(f"{path}: {told}") from None
 
 
-def write_database(source: Path, target: Path, parts: Sequence[Path], pruner: str, min_matches: int) -> None:
+def write_database(
+    source: Path, target: Path, parts: Sequence[Path], pruner: str, min_matches: int, min_overlap: float
+) -> None:
     """Write a copy of a COLMAP database with the kept matches. Failed pairs stay unchanged.
 
     Args:
         parts: all files with pairs of this database.
         pruner: its identity, so that `ananet colmap` does not prune the pairs again.
+        min_matches: pairs that keep fewer matches lose all.
+        min_overlap: pairs that are less likely to show the same place lose all.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_database(source) as original, atomic_path(target) as temporary:
@@ -158,12 +166,16 @@ def write_database(source: Path, target: Path, parts: Sequence[Path], pruner: st
         with open_database(temporary, name=str(source)) as database, transaction(database, write=True):
             database.start_marking()
             for path in parts:
-                table = import_parquet().read_table(path, columns=["pair", "mask", "error"])
+                table = import_parquet().read_table(path, columns=["pair", "mask", "probability", "error"])
                 for row in range(table.num_rows):
                     if table["error"][row].as_py() is not None:
                         continue
                     pair = ImagePair.of(int(table["pair"][row].as_py()))
                     mask = table["mask"][row].values.to_numpy(zero_copy_only=False)
                     indices = np.frombuffer(database.read_matches(pair) or b"", np.uint32).reshape(-1, 2)
-                    database.write_matches(pair, indices[mask] if mask.sum() >= min_matches else indices[:0])
-                    database.mark(pair, pruner, matched=False)
+                    probability = table["probability"][row].as_py()
+                    doubtful = probability is not None and probability < min_overlap
+                    stays = mask.sum() >= min_matches and not doubtful
+                    database.write_matches(pair, indices[mask] if stays else indices[:0])
+                    if not doubtful:
+                        database.mark(pair, pruner, matched=False)

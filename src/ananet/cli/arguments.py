@@ -13,6 +13,7 @@ from ananet._util.defaults import (
     LEARNED_KEYPOINTS,
     LONGEST_SIDE,
     MAX_KEYPOINTS,
+    MIN_OVERLAP,
     PAPER_DETECTOR,
     PAPER_KEYPOINTS,
     PRUNER,
@@ -36,6 +37,11 @@ def add_threshold(parser: argparse.ArgumentParser) -> None:
 def add_min_matches(parser: argparse.ArgumentParser, text: str) -> None:
     text = f"{text} (default: {COLMAP_MIN_MATCHES}, as in COLMAP)"
     parser.add_argument("--min-matches", type=int, default=COLMAP_MIN_MATCHES, metavar="N", help=text)
+
+
+def add_min_overlap(parser: argparse.ArgumentParser, text: str, default: float = MIN_OVERLAP) -> None:
+    text = f"probability of showing the same place below which {text}; 0 for none (default: {default:g})"
+    parser.add_argument("--min-overlap", type=float, default=default, metavar="P", help=text)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -5,9 +5,17 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from ananet._util.checks import check_positive
+from ananet._util.checks import check_positive, check_share
 from ananet._util.defaults import ESTIMATOR, PAIRS_PER_PART, RECONSTRUCTION_PRUNER
-from ananet.cli.arguments import add_detector, add_json, add_min_matches, add_pruner, detector_name, print_json
+from ananet.cli.arguments import (
+    add_detector,
+    add_json,
+    add_min_matches,
+    add_min_overlap,
+    add_pruner,
+    detector_name,
+    print_json,
+)
 from ananet.errors import InputError
 
 
@@ -19,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pairs", type=Path, metavar="LIST", help="for photos: a text file with two names per line")
     add("--databases", action="store_true", help="also write pruned copies of COLMAP databases, to OUTPUT/databases")
     add_min_matches(parser, "with --databases: pairs that keep fewer lose all")
+    add_min_overlap(parser, "pairs lose all matches, with --databases")
     add("--retry-failed", action="store_true", help="repeat parts with failed pairs")
     words = f"estimates poses if both cameras are known (default: {ESTIMATOR})"
     add("--estimator", default=ESTIMATOR, metavar="NAME", help=words)
@@ -41,20 +50,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"INPUT: {arguments.input}: no such file or folder")
     if arguments.output.exists() and not arguments.output.is_dir():
         raise InputError(f"OUTPUT: expected a folder, got the file {arguments.output}")
+    check_share("--min-overlap", arguments.min_overlap)
     if arguments.focal is not None:
         check_positive("--focal", arguments.focal, " of pixels")
 
     # Importing torch takes seconds: check everything else first.
     from ananet.bulk import prune_in_bulk
 
-    same = "pairs pruner estimator max_keypoints focal databases min_matches pairs_per_part retry_failed workers"
+    same = "pairs pruner estimator max_keypoints focal databases min_matches min_overlap pairs_per_part"
     summary = prune_in_bulk(
         arguments.input,
         arguments.output,
         detector=detector_name(arguments),
         use_exif=not arguments.no_exif,
         progress=sys.stderr.isatty(),
-        **{name: getattr(arguments, name) for name in (*same.split(), "address", "device")},
+        **{name: getattr(arguments, name) for name in (*same.split(), "retry_failed", "workers", "address", "device")},
     )
     counts = summary.counts
     if arguments.json:

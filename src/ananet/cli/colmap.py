@@ -10,14 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ananet._util.checks import check_share
 from ananet._util.defaults import RECONSTRUCTION_PRUNER
-from ananet._util.tables import count
-from ananet.cli.arguments import add_json, add_min_matches, add_pruner, print_json
+from ananet._util.tables import count, format_table
+from ananet.cli.arguments import add_json, add_min_matches, add_min_overlap, add_pruner, print_json
 from ananet.errors import InputError
 from ananet.io.files import check_file, check_output
 
+# Rows of the table of dropped pairs.
+SHOWN = 20
+
 if TYPE_CHECKING:
-    from ananet.integrations.colmap import Summary
+    from ananet.integrations.colmap import Doubtful, Summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", type=Path, help="write a copy here and do not change the database")
     add("--dry-run", action="store_true", help="only count; write nothing")
     add_min_matches(parser, "a pair with fewer kept matches gets none")
+    add_min_overlap(parser, "a pair gets no matches")
     text = "also write two-view geometries, ready for the mapper: by PoseLib on all cores, or by COLMAP"
     add("--verify", nargs="?", const="poselib", default=False, type=_method, metavar="poselib|colmap", help=text)
     add_pruner(parser, RECONSTRUCTION_PRUNER)
@@ -58,6 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
     # Before torch is imported, which takes seconds.
     if arguments.pairs is not None and arguments.prune:
         raise InputError(f"--pairs: expected with --match, got --pairs {arguments.pairs} with --prune")
+    check_share("--min-overlap", arguments.min_overlap)
     check_file(arguments.database)
     if arguments.output is not None:
         check_output(arguments.output, arguments.database)
@@ -65,7 +71,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from ananet.integrations.colmap import match_database, prune_database
 
     _check_database(arguments.database, choose=not (arguments.match or arguments.prune or arguments.pairs))
-    options = {name: getattr(arguments, name) for name in ("output", "min_matches", "verify", "dry_run", "device")}
+    options = {name: getattr(arguments, name) for name in ("output", "min_matches", "min_overlap", "verify", "dry_run")}
+    options["device"] = arguments.device
     options["progress"] = sys.stderr.isatty()
     if arguments.prune:
         summary = prune_database(arguments.database, arguments.pruner, **options)
@@ -79,6 +86,8 @@ def _run(arguments: argparse.Namespace) -> int:
         _sentence(summary)
         + (f", written to {written}" if written and (summary.pairs or arguments.output) else ", nothing written")
     )
+    if summary.doubtful:
+        print(_doubtful_table(summary.doubtful))
     if not summary.pairs:
         print("no pairs with matches in the database" if arguments.prune else "no pairs of images to match")
     if written and summary.geometries_removed and not arguments.verify:
@@ -123,6 +132,7 @@ def _facts(summary: Summary) -> dict[str, Any]:
         "pairs": summary.pairs,
         "pairs_skipped": summary.skipped,
         "pairs_dropped": summary.dropped,
+        "pairs_doubtful": [_row(pair) for pair in summary.doubtful],
         "pairs_verified": summary.verified,
         "geometries_removed": summary.geometries_removed,
         "matches_before": summary.before,
@@ -131,6 +141,20 @@ def _facts(summary: Summary) -> dict[str, Any]:
         "pairs_per_second": round(summary.pairs_per_second, 2),
         "seconds": {step: round(seconds, 3) for step, seconds in summary.seconds.items()},
     }
+
+
+def _doubtful_table(doubtful: list[Doubtful]) -> str:
+    """The dropped pairs with the most matches."""
+    title = f"{count(len(doubtful), 'pair')} dropped that may not show the same place"
+    shown = sorted(doubtful, key=lambda pair: -pair.matches)[:SHOWN]
+    if len(shown) < len(doubtful):
+        title += f"; the {SHOWN} with the most matches (--json lists all)"
+    return f"{title}:\n{format_table([_row(pair) for pair in shown], decimals=2)}"
+
+
+def _row(pair: Doubtful) -> dict[str, Any]:
+    row = {"first": pair.name0, "second": pair.name1, "matches": pair.matches}
+    return {**row, "probability": pair.probability, "why": pair.reason}
 
 
 def _sentence(summary: Summary) -> str:

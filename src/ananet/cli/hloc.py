@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ananet._util.tables import count
-from ananet.cli.arguments import add_json, add_pruner, print_json
+from ananet.cli.arguments import add_json, add_min_overlap, add_pruner, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reference", type=Path, metavar="FILE", help="features of images missing in FEATURES")
     words = "for nearest neighbours: compute ratio and mutual flag from the descriptors, for better results"
     add("--descriptors", action="store_true", help=words)
+    words = "write the pairs that have matches left here, two names per line, as hloc reads it"
+    add("--pairs", type=Path, metavar="FILE", help=words)
+    add_min_overlap(parser, "a pair loses all matches", default=0.0)
     add_pruner(parser)
     add_json(parser)
 
@@ -35,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        options = {name: getattr(arguments, name) for name in ("reference", "pruner", "device", "descriptors")}
+        same = "reference pruner device descriptors min_overlap pairs"
+        options = {name: getattr(arguments, name) for name in same.split()}
         files = (arguments.features, arguments.matches, arguments.output)
         summary = prune_matches(*files, **options, progress=sys.stderr.isatty())
     for text in dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning):
@@ -44,5 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({**asdict(summary), "output": str(arguments.output)})
     else:
         kept = f"kept {summary.kept} of {summary.matches} matches, {summary.empty} pairs have none left"
+        if summary.doubtful:
+            kept += f", {summary.doubtful} of them since they may not show the same place"
         print(f"{count(summary.pairs, 'pair')}: {kept}, written to {arguments.output}")
     return 0

@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ananet._util.checks import check_share
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.features.base import Features, check_image_size
@@ -29,6 +30,7 @@ from ananet.io.files import atomic_path, check_output
 from ananet.io.hdf5 import hdf5_errors, import_h5py, open_hdf5, read_dataset
 from ananet.pruners import Pruned, Pruner, load
 from ananet.pruners.base import stream_items
+from ananet.twoview.same_place import pair_probability
 
 MATCHER = "ananet"
 """Name of the matcher that `register` makes known to hloc."""
@@ -50,6 +52,8 @@ class Summary:
     """Matches after pruning."""
     empty: int
     """Pairs that lost all their matches."""
+    doubtful: int
+    """Of these, pairs that are unlikely to show the same place."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +75,8 @@ def prune_matches(
     pruner: str | Pruner | None = None,
     device: str | torch.device = "auto",
     descriptors: bool = False,
+    min_overlap: float = 0.0,
+    pairs: str | Path | None = None,
     progress: bool = False,
 ) -> Summary:
     """Prune hloc's matches and write them to a new file of the same layout.
@@ -82,27 +88,38 @@ def prune_matches(
         pruner: a name that `ananet.load` takes, or a pruner; None for the best one.
         device: where it runs.
         descriptors: whether the matches are nearest neighbours, so that descriptors give ratio and mutual flag.
+        min_overlap: pairs that are less likely to show the same place lose all matches.
+        pairs: a new text file for the pairs that have matches left, two names per line, as hloc reads it.
         progress: show a bar.
     """
     paths = [Path(features), *([] if reference is None else [Path(reference)])]
     check_output(output, Path(matches), *paths)
+    check_share("min_overlap", min_overlap)
+    if pairs is not None:
+        check_output(pairs, Path(matches), *paths, Path(output))
     used = pruner if isinstance(pruner, Pruner) else load(pruner, device=device)
     with ExitStack() as opened:
         images = Images({path: opened.enter_context(open_hdf5(path)) for path in paths})
         stored = opened.enter_context(open_hdf5(Path(matches)))
-        pairs = sorted(groups_with(stored, "matches0"))
-        for group in pairs:
+        groups = sorted(groups_with(stored, "matches0"))
+        for group in groups:
             # Unknown names raise before any work is done.
             images.names_of(group, Path(matches))
         temporary = opened.enter_context(atomic_path(output))
         with import_h5py().File(temporary, "w", libver="latest") as written:
-            counts = np.zeros(4, np.int64)
-            read = (images.pair(stored[group]) for group in pairs)
+            counts, left = np.zeros(5, np.int64), list[str]()
+            read = (images.pair(stored[group]) for group in groups)
             pruned = stream_items(used, read, lambda pair: images.correspondences(pair, descriptors))
-            for pair, kept in tqdm(pruned, "prune", len(pairs), unit="pair", disable=not progress, leave=False):
+            for pair, kept in tqdm(pruned, "prune", len(groups), unit="pair", disable=not progress, leave=False):
                 assert kept is not None
-                count = _write(written, pair, kept)
-                counts += (1, len(kept.mask), count, count == 0)
+                judged = min_overlap > 0 and kept.mask.any()
+                doubtful = judged and images.probability(pair, descriptors, kept) < min_overlap
+                count = _write(written, pair, replace(kept, mask=kept.mask & (not doubtful)))
+                counts += (1, len(kept.mask), count, count == 0, doubtful)
+                left += [f"{pair.name0} {pair.name1}"] if count else []
+    if pairs is not None:
+        with atomic_path(pairs) as temporary:
+            temporary.write_text("".join(f"{line}\n" for line in left))
     return Summary(*(int(count) for count in counts))
 
 
@@ -171,6 +188,11 @@ class Images:
             # A match to another keypoint than the nearest is not distinctive.
             known = {"ratio": np.where(nearest, found.ratio[matched], 1.0), "mutual": nearest & found.mutual[matched]}
         return join(first, second, np.stack([matched, partners], axis=1), **known)
+
+    def probability(self, pair: StoredPair, descriptors: bool, kept: Pruned) -> float:
+        """How likely a pair shows the same place."""
+        keypoints = (self._read(name, descriptors).points for name in (pair.name0, pair.name1))
+        return pair_probability(self.correspondences(pair, descriptors), kept, *keypoints)
 
     def _read(self, name: str, descriptors: bool) -> Features:
         """Features of an image. Pairs come sorted by their first image, so the last two are kept."""

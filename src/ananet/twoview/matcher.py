@@ -30,7 +30,7 @@ from ananet.twoview.cameras import Cameras, choose_cameras
 from ananet.twoview.drawing import Panel, make_panel
 from ananet.twoview.models import NEEDS_CAMERAS, ModelOption, Models, check_model, find_models
 from ananet.twoview.motions import group_motions
-from ananet.twoview.overlap import check_overlap, measure_parallax
+from ananet.twoview.overlap import judge_overlap, measure_parallax
 from ananet.twoview.refinement import refine as refine_matches
 from ananet.twoview.result import PhotoMatches
 
@@ -213,7 +213,7 @@ class PhotoMatcher:
         kept = self.pruner(matches)
         watch.lap("prune")
         nearest = match(photo0.features, photo1.features) if matches.mutual is None else None
-        overlap = check_overlap(matches, kept.mask, nearest)
+        overlap = judge_overlap(matches, kept, photo0.features.points, photo1.features.points, nearest)
         watch.lap("verify")
         refined = None
         if self.refine:

@@ -1,4 +1,7 @@
-"""A statistical test whether two photos show the same scene.
+"""Whether two photos show the same scene: how likely it is, and a statistical test of agreement.
+
+The probability (`ananet.twoview.same_place`) decides. The test says whether agreement is more than chance, which it
+also is between look-alikes.
 
 A robust estimator always returns something, and among hundreds of wrong matches some agree with any geometry by chance.
 The a-contrario test (Moisan & Stival, IJCV 2004) computes the number of false alarms (NFA): how often a geometry fitted
@@ -9,7 +12,7 @@ not chance.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +24,15 @@ from ananet.core import geometry
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.estimators import estimate_fundamental
+from ananet.pruners.base import Pruned
+from ananet.twoview.same_place import judge_pair
 
 THRESHOLD_PIXELS = 3.0
 # The largest log10 NFA of photos that overlap. Matches are not quite independent (keypoints cluster, texture
 # repeats), so an NFA below 1 is not enough.
 MAX_LOG10_NFA = -6.0
+# Photos are said to show the same scene from this probability on.
+MIN_PROBABILITY = 0.5
 # A fundamental matrix follows from this many matches.
 FIT = 7
 SUBSETS = (25, 50, 100, 200, 400)
@@ -36,7 +43,7 @@ class Overlap:
     """Whether two photos overlap, and the evidence."""
 
     found: bool
-    """Whether they overlap."""
+    """Whether they overlap: a probability of at least one half; without one, what the test says."""
     consistent: int
     """How many one-to-one matches agree with the best common geometry."""
     tested: int
@@ -44,11 +51,18 @@ class Overlap:
     log10_nfa: float
     """Log10 of the number of false alarms: how often chance is expected to agree this well. Very negative if photos
     overlap."""
+    probability: float | None = None
+    """How likely they show the same place; None if only the test was made."""
+    reasons: tuple[str, ...] = ()
+    """What speaks for the probability, in words."""
 
     @property
     def summary(self) -> str:
         """The verdict and its evidence in words."""
         verdict = "show the same scene" if self.found else "do not seem to show the same scene"
+        if self.probability is not None:
+            because = f": {'; '.join(self.reasons)}" if self.reasons else ""
+            return f"The photos {verdict} (probability {self.probability:.2f}){because}."
         if math.isinf(self.log10_nfa):
             return f"The photos {verdict}: too few of {self.tested} mutual matches agree on a common geometry."
         times = f"{10**self.log10_nfa:.2g}" if abs(self.log10_nfa) < 4 else f"10^{self.log10_nfa:.0f}"
@@ -60,12 +74,29 @@ class Overlap:
         """Plain numbers, for JSON."""
         counts = {"found": self.found, "consistent": self.consistent, "tested": self.tested}
         log10_nfa = self.log10_nfa if math.isfinite(self.log10_nfa) else None
-        return counts | {"log10_false_alarms": log10_nfa, "summary": self.summary}
+        judged = {"probability": self.probability, "reasons": list(self.reasons)}
+        return counts | {"log10_false_alarms": log10_nfa, **judged, "summary": self.summary}
 
 
-def check_overlap(
-    matches: Correspondences, mask: Any, neighbours: Correspondences | None = None, *, all_evidence: bool = True
+def judge_overlap(
+    matches: Correspondences,
+    kept: Pruned,
+    keypoints0: Any = None,
+    keypoints1: Any = None,
+    neighbours: Correspondences | None = None,
 ) -> Overlap:
+    """Whether two photos overlap, by the probability, with the counts of the test; arguments as for both."""
+    judged = judge_pair(matches, kept, keypoints0, keypoints1)
+    tested = check_overlap(matches, kept.mask, neighbours)
+    if not judged.numbers and tested.found and matches.ratio is not None and matches.mutual is not None:
+        # A pruner may fail where the photos do overlap: the most distinctive matches get a try of their own.
+        distinctive = torch.as_tensor(matches.mutual) & (torch.as_tensor(matches.ratio) < DISTINCTIVE_RATIO)
+        judged = judge_pair(matches, distinctive, keypoints0, keypoints1)
+    found = judged.probability >= MIN_PROBABILITY
+    return replace(tested, found=found, probability=judged.probability, reasons=judged.reasons)
+
+
+def check_overlap(matches: Correspondences, mask: Any, neighbours: Correspondences | None = None) -> Overlap:
     """Test whether more matches follow a geometry fitted to the kept ones than chance explains.
 
     Args:
@@ -75,7 +106,6 @@ def check_overlap(
         mask: [N] bool, the matches that a pruner kept; a geometry is fitted to these.
         neighbours: nearest neighbours by descriptor, which are counted instead if the matches come from a matcher that
             looks at positions: those agree with a geometry more often than chance explains.
-        all_evidence: False to stop at the first geometry that shows the overlap: in half the time, with counts of that.
     """
     matches = matches._as_tensors()
     tested = matches if neighbours is None else neighbours._as_tensors()
@@ -102,8 +132,6 @@ def check_overlap(
         log10_nfa += math.log10(2 * len(subsets))
         if log10_nfa < best.log10_nfa:
             best = Overlap(log10_nfa < MAX_LOG10_NFA, int(agrees.sum()), len(order), log10_nfa)
-        if best.found and not all_evidence:
-            break
     return best
 
 

@@ -81,7 +81,8 @@ _MATCHED = _described(
     **_PRUNED_FIELDS,
     matches="number of matches, N",
     kept="number of kept matches",
-    overlap="whether the photos show the same scene: found, consistent, tested, log10_false_alarms, summary",
+    overlap="whether the photos show the same scene: found, probability, reasons, consistent, tested, "
+    "log10_false_alarms, summary",
     cameras="source (given, exif, found or null), K0, K1, and doubt if they are implausible",
     pose="R and t (X1 = R X0 + t, t of length 1), E, inliers, parallax_degrees, rotation_only, estimator, "
     "pose_threshold, match_selection; or null",

@@ -26,6 +26,7 @@ from tests.conftest import make_problem
 from tests.datasets.scenes import write_scene
 from tests.datasets.test_sfm import write_views
 from tests.integrations.colmap.databases import Writer, geometries, stored_matches, synthesize, write_problem
+from tests.twoview.test_collection import make_mug
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,7 +60,7 @@ def test_a_database_is_pruned_in_place(problem, tmp_path):
     assert (summary.pairs, summary.before, summary.after, summary.dropped) == (1, 500, len(kept), 0)
     assert summary.pruner == "ananet@threshold=0.7"
     assert json.loads(json.dumps(asdict(summary)))["after"] == len(kept)
-    assert summary.pairs_per_second > 0 and set(summary.seconds) == {"read", "prune", "write"}
+    assert summary.pairs_per_second > 0 and set(summary.seconds) == {"read", "prune", "write", "compare"}
     # A geometry of matches that are gone would mislead the mapper.
     assert geometries(tmp_path / "a.db") == {}
     assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
@@ -322,10 +323,62 @@ def test_memory_does_not_grow_with_the_database(tmp_path):
         writer.matches(1, second, indices if second == 2 else indices * [1, 0])
     writer.close()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    summary = prune_database(tmp_path / "a.db", EveryOther())
+    # Pairs are compared with each other otherwise, which takes all of their matches.
+    summary = prune_database(tmp_path / "a.db", EveryOther(), min_overlap=0)
     assert summary.before == 300 * 40_000 and summary.after == summary.before // 2
     # The matches alone are 96 MB.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60 * 1024
+
+
+def test_pairs_that_hardly_show_the_same_place_lose_their_matches(problem, tmp_path):
+    random = make_problem(inliers=0, outliers=200)
+    numbers = [write_problem(tmp_path / f"{name}.db", each) for name, each in (("a", problem), ("b", random))]
+    sure, doubted = (prune_database(tmp_path / f"{name}.db", "all", min_overlap=0.5) for name in "ab")
+    assert not sure.doubtful and len(stored_matches(tmp_path / "a.db")[numbers[0]]) == 500
+    (pair,) = doubted.doubtful
+    assert pair.matches == 200 and pair.probability < 0.5 and pair.reason and doubted.after == 0
+    assert (pair.name0, pair.name1) == tuple(image_names(tmp_path / "b.db").values())
+    assert len(stored_matches(tmp_path / "b.db")[numbers[1]]) == 0
+    with pytest.raises(InputError, match="min_overlap: expected a number from 0 to 1, got 2"):
+        prune_database(tmp_path / "a.db", "all", min_overlap=2)
+
+
+def image_names(path):
+    with open_database(path) as database:
+        return database.image_names()
+
+
+def write_mug(path) -> None:
+    """A database of the photos around a mug, whose opposite sides look alike."""
+    keypoints, _, matches, _ = make_mug()
+    writer = Writer(path)
+    for points in keypoints.values():
+        writer.image(points + 0.5)
+    for (a, b), kept in matches.items():
+        writer.matches(a + 1, b + 1, kept)
+    writer.close()
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_pairs_that_others_contradict_lose_their_matches(tmp_path, dry_run):
+    write_mug(tmp_path / "mug.db")
+    before = stored_matches(tmp_path / "mug.db")
+    summary = prune_database(tmp_path / "mug.db", "all", min_overlap=0.01, dry_run=dry_run)
+    contradicted = [pair for pair in summary.doubtful if pair.probability is None]
+    assert len(contradicted) > 50 and all("degrees off" in pair.reason for pair in contradicted)
+    after = stored_matches(tmp_path / "mug.db")
+    lost = [number for number in before if len(before[number]) > len(after[number])]
+    names = image_names(tmp_path / "mug.db")
+    if dry_run:
+        assert not lost
+        return
+    told = {(pair.name0, pair.name1) for pair in summary.doubtful}
+    assert {tuple(names[image] for image in Pair.of(number)) for number in lost} == told
+    assert summary.after == sum(map(len, after.values()))
+    # Another call says the same.
+    again = prune_database(tmp_path / "mug.db", "all", min_overlap=0.01)
+    assert (again.after, again.skipped) == (summary.after, again.pairs)
+    assert again.doubtful == summary.doubtful
 
 
 @pytest.fixture(scope="module")
@@ -446,8 +499,8 @@ def test_batches_of_a_gpu_give_the_same(tmp_path, monkeypatch):
     for name, way in (("a.db", pruning._Job._on_all_cores), ("b.db", pruning._Job._on_gpu)):
         monkeypatch.setattr(pruning._Job, "_on_all_cores", way)
         path = synthesize(tmp_path / name)
-        summary = match_database(path, "ratio@threshold=0.9", drop_doubtful=True, device="cpu")
-        assert set(summary.seconds) == {"read", "match", "prune", "write"}
+        summary = match_database(path, "ratio@threshold=0.9", device="cpu")
+        assert set(summary.seconds) == {"read", "match", "prune", "write", "compare"}
         found.append((stored_matches(path), summary.after, summary.unseen, summary.doubtful))
     (first, *counts), (second, *others) = found
     assert counts == others and first.keys() == second.keys()

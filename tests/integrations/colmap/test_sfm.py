@@ -17,6 +17,7 @@ from ananet.core import geometry
 from ananet.errors import InputError
 from ananet.integrations.colmap import build_model, match_database, parts
 from ananet.integrations.colmap.database import open_database
+from ananet.twoview import SamePlace
 from tests.datasets.test_sfm import K, pose, render, texture, write_views
 from tests.integrations.colmap.databases import geometries, stored_matches
 
@@ -149,17 +150,17 @@ def test_parts_are_committed(photos, tmp_path, monkeypatch, built):
     class Fails:
         calls = 0
 
-        def __call__(self, matches, kept):
+        def __call__(self, matches, kept, *keypoints):
             self.calls += 1
             if self.calls == 8:
                 raise KeyboardInterrupt
-            return False
+            return SamePlace(1.0, ())
 
-    monkeypatch.setattr("ananet.integrations.colmap.pruning.is_doubtful", Fails())
+    monkeypatch.setattr("ananet.integrations.colmap.pruning.judge_pair", Fails())
     with pytest.raises(KeyboardInterrupt):
-        match_database(tmp_path / "a.db", "ratio", drop_doubtful=True, in_parts=True, device="cpu")
+        match_database(tmp_path / "a.db", "ratio", in_parts=True, device="cpu")
     assert 1 <= len(stored_matches(tmp_path / "a.db")) < 15
-    summary = match_database(tmp_path / "a.db", "ratio", drop_doubtful=True, in_parts=True, device="cpu")
+    summary = match_database(tmp_path / "a.db", "ratio", in_parts=True, device="cpu")
     assert summary.pairs == 15 and summary.skipped >= 1
 
 
@@ -174,12 +175,12 @@ def test_doubtful_pairs_are_dropped_and_remembered(built, tmp_path):
         connection.execute("DELETE FROM ananet_pruned")
     connection.close()
     for _ in range(2):
-        summary = match_database(tmp_path / "a.db", "ratio", drop_doubtful=True, device="cpu")
-        assert summary.doubtful and all("view 0.jpg" in pair for pair in summary.doubtful)
+        summary = match_database(tmp_path / "a.db", "ratio", min_overlap=0.7, device="cpu")
+        assert summary.doubtful and all("view 0.jpg" in pair[:2] for pair in summary.doubtful)
     assert summary.skipped == 15
     with open_database(tmp_path / "a.db") as database:
-        assert all(len(kept) == 0 for number, kept in stored_matches(database.path).items() if number < 2 * 2147483647)
-    assert match_database(tmp_path / "a.db", "mutual", device="cpu").doubtful == []
+        assert all(database.read_matches(pair) == b"" for pair in database.doubtful_pairs())
+    assert match_database(tmp_path / "a.db", "ratio", min_overlap=0, device="cpu").doubtful == []
 
 
 @pytest.mark.parametrize(

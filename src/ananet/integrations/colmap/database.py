@@ -38,6 +38,8 @@ MAX_SIDE = 10_000_000
 TABLES = ("cameras", "images", "keypoints", "descriptors", "matches", "two_view_geometries")
 # Our table of pruned pairs, with pruner and digest of the matches. COLMAP ignores tables that it does not know.
 MARKS = "ananet_pruned"
+# And of doubtful ones.
+DOUBTFUL = "ananet_doubtful"
 # Seconds to wait for another writer.
 LOCK_TIMEOUT = 5.0
 NO_PERMISSION = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN)
@@ -181,6 +183,10 @@ class Database:
             f"CREATE TABLE IF NOT EXISTS {MARKS} (pair_id INTEGER PRIMARY KEY NOT NULL, pruner TEXT NOT NULL, "
             "matched INTEGER NOT NULL, digest BLOB NOT NULL)"
         )
+        self.connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {DOUBTFUL} (pair_id INTEGER PRIMARY KEY NOT NULL, matches INTEGER NOT NULL, "
+            "probability REAL, reason TEXT NOT NULL)"
+        )
 
     def is_marked(self, pair: Pair, pruner: str, matched: bool) -> bool:
         """Return whether matches are still as this pruner left them and, if `matched`, were made by us."""
@@ -195,6 +201,20 @@ class Database:
         # Writing the same row again would change the file.
         if self._mark(pair) != mark:
             self.connection.execute(f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?, ?, ?)", (pair.number, *mark))
+
+    def doubtful_pairs(self) -> dict[Pair, tuple[int, float | None, str]]:
+        """Matches, probability and reason of pairs that lost their matches since they hardly show the same place."""
+        if not self._has_table(DOUBTFUL):
+            return {}
+        rows = self.connection.execute(f"SELECT pair_id, matches, probability, reason FROM {DOUBTFUL}")
+        return {Pair.of(number): (matches, probability, reason) for number, matches, probability, reason in rows}
+
+    def note_doubtful(self, pair: Pair, doubt: tuple[int, float | None, str] | None) -> None:
+        """Note why a pair is doubtful; None if it is not."""
+        if doubt is None:
+            self.connection.execute(f"DELETE FROM {DOUBTFUL} WHERE pair_id = ?", (pair.number,))
+        else:
+            self.connection.execute(f"INSERT OR REPLACE INTO {DOUBTFUL} VALUES (?, ?, ?, ?)", (pair.number, *doubt))
 
     def _mark(self, pair: Pair) -> Any:
         query = f"SELECT pruner, matched, digest FROM {MARKS} WHERE pair_id = ?"

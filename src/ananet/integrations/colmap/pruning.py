@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ananet._util.checks import check_whole_number
-from ananet._util.defaults import COLMAP_MIN_MATCHES, RECONSTRUCTION_PRUNER
+from ananet._util.checks import check_share, check_whole_number
+from ananet._util.defaults import COLMAP_MIN_MATCHES, MIN_OVERLAP, RECONSTRUCTION_PRUNER
 from ananet._util.devices import choose_device
 from ananet._util.workers import worker_threads
 from ananet.core.correspondences import Correspondences
@@ -39,7 +39,8 @@ from ananet.pruners import Pruner, load
 from ananet.pruners.base import Pruned, stream_items
 from ananet.pruners.learned import LearnedPruner
 from ananet.pruners.registry import look_up as look_up_pruner
-from ananet.twoview.overlap import check_overlap
+from ananet.twoview.collection import confirm_pairs, in_words
+from ananet.twoview.same_place import judge_pair
 
 # Ways to verify; the first is the default.
 METHODS = ("poselib", "colmap")
@@ -48,8 +49,18 @@ METHODS = ("poselib", "colmap")
 PROMISING_RATIO = 0.95
 # Keypoints that a thread gets at once.
 MATCHES_TOGETHER = 1024
-# Our table of doubtful pairs. COLMAP ignores tables that it does not know.
-DOUBTFUL = "ananet_doubtful"
+
+
+class Doubtful(NamedTuple):
+    """A pair that hardly shows the same place."""
+
+    name0: str
+    name1: str
+    matches: int
+    """That the pruner kept."""
+    probability: float | None
+    """That it shows the same place, by itself; None for a pair that other pairs of the collection contradict."""
+    reason: str
 
 
 @dataclass
@@ -70,14 +81,15 @@ class Summary:
     """Pairs that lost all their matches."""
     unseen: int = 0
     """Matches removed because a keypoint has no undistorted place, or lies where networks do not look (63 degrees)."""
+    doubtful: list[Doubtful] = field(default_factory=list)
+    """Pairs that lost their matches since they hardly show the same place, in this call or before."""
     geometries_removed: int = 0
     """Two-view geometries of changed pairs; the mapper needs new ones."""
     verified: int | None = None
     """Pairs of the database with inliers to a two-view geometry; None without verification."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Time of each step: read, match, prune, write, verify; of what runs side by side, its share of a thread's time."""
-    doubtful: list[tuple[str, str]] = field(default_factory=list)
-    """Names of pairs that kept matches and lost them all, since no more agree on a geometry than chance explains."""
+    """Time of each step: read, match, prune, write, compare (pairs with each other), verify; of what runs side by side,
+    its share of a thread's time."""
 
     @property
     def pairs_per_second(self) -> float:
@@ -101,6 +113,7 @@ def prune_database(
     *,
     output: str | Path | None = None,
     min_matches: int = COLMAP_MIN_MATCHES,
+    min_overlap: float = MIN_OVERLAP,
     verify: bool | str = False,
     dry_run: bool = False,
     device: str | torch.device = "auto",
@@ -117,6 +130,8 @@ def prune_database(
             at a stricter threshold than elsewhere ("ananet@threshold=0.7"), which gives better reconstructions.
         output: where to write a pruned copy; without it the database itself is changed.
         min_matches: pairs that keep fewer lose all their matches, as in COLMAP.
+        min_overlap: pairs that are less likely to show the same place, and those that other pairs contradict, lose all
+            their matches (`Summary.doubtful` lists them); 0 keeps all. Pairs pruned before are only compared.
         verify: write two-view geometries of pairs without one: True or "poselib" for PoseLib's, which are estimated on
             all cores in a fraction of the time, "colmap" for COLMAP's own verification (needs pycolmap).
         dry_run: count, but write and verify nothing.
@@ -127,7 +142,7 @@ def prune_database(
     (`ananet_pruned`) notes the pairs that were pruned, so that a second call skips them unless their matches were
     changed since.
     """
-    job = _Job(pruner, device, min_matches, matching=False, progress=progress)
+    job = _Job(pruner, device, min_matches, min_overlap, matching=False, progress=progress)
     return _run(Path(path), output, job, job.stored, check_verify(verify), dry_run)
 
 
@@ -138,8 +153,8 @@ def match_database(
     pairs: str | Path | Sequence[tuple[str, str]] = ALL_PAIRS,
     output: str | Path | None = None,
     min_matches: int = COLMAP_MIN_MATCHES,
+    min_overlap: float = MIN_OVERLAP,
     verify: bool | str = False,
-    drop_doubtful: bool = False,
     in_parts: bool = False,
     dry_run: bool = False,
     device: str | torch.device = "auto",
@@ -154,13 +169,12 @@ def match_database(
         pairs: "all"; "existing" for pairs that have matches, which are replaced; "sequential" for each image with the
             next ten by name; a text file with two image names per line (`ananet.io.pairs`); or the names themselves.
             Pairs with an image without descriptors are skipped.
-        drop_doubtful: pairs whose matches agree on no geometry better than chance lose them all.
         in_parts: commit every few seconds, so that a call that is killed goes on where it stopped.
 
     The other arguments are those of `prune_database`.
     """
-    job = _Job(pruner, device, min_matches, matching=True, progress=progress)
-    job.drop_doubtful, job.in_parts = drop_doubtful, in_parts
+    job = _Job(pruner, device, min_matches, min_overlap, matching=True, progress=progress)
+    job.in_parts = in_parts
     return _run(Path(path), output, job, lambda database: job.matched(database, pairs), check_verify(verify), dry_run)
 
 
@@ -212,13 +226,21 @@ class _Task(NamedTuple):
 class _Putative(NamedTuple):
     """A pair before its matches are pruned."""
 
-    pair: Pair
+    task: _Task
     indices: np.ndarray
     """[N x 2] keypoints."""
     usable: np.ndarray
     """[N] bool mask of the matches that the pruner gets."""
     matches: Correspondences | None
     """These; None for a pair that was pruned before."""
+
+
+class _Doubt(NamedTuple):
+    """Why a pair lost its matches; as in `Doubtful`."""
+
+    matches: int
+    probability: float | None
+    reason: str
 
 
 class _Outcome(NamedTuple):
@@ -228,7 +250,7 @@ class _Outcome(NamedTuple):
     mask: np.ndarray
     """[N] bool mask of the matches that stay."""
     unseen: int = 0
-    doubtful: bool = False
+    doubt: _Doubt | None = None
     match_seconds: float = 0.0
     prune_seconds: float = 0.0
 
@@ -236,7 +258,7 @@ class _Outcome(NamedTuple):
 class _Job:
     """Reads or makes the matches of pairs, prunes and writes them."""
 
-    drop_doubtful = in_parts = False
+    in_parts = False
     """As for `match_database`."""
 
     def __init__(
@@ -244,6 +266,7 @@ class _Job:
         pruner: str | Path | Pruner | None,
         device: str | torch.device,
         min_matches: int,
+        min_overlap: float,
         matching: bool,
         progress: bool,
     ) -> None:
@@ -252,9 +275,14 @@ class _Job:
         self.identity = identity_of(pruner)
         self.pruner = pruner if isinstance(pruner, Pruner) else load(pruner, device=self.device)
         self.min_matches = check_whole_number("min_matches", min_matches, 0, 2**31)
+        check_share("min_overlap", min_overlap)
+        self.min_overlap = min_overlap
         self.matching, self.progress = matching, progress
+        self.kept: dict[Pair, np.ndarray] = {}
+        """[N x 2] kept keypoints of the pairs of this call, to compare them with each other."""
         self.summary = Summary(pruner.name if isinstance(pruner, Pruner) else str(pruner))
-        self.doubtful: set[Pair] = set()
+        self.doubtful: dict[Pair, _Doubt] = {}
+        """Of this call and of those before it."""
 
     def stored(self, database: Database) -> tuple[int, Iterator[_Task]]:
         """Return the number of pairs with matches, and these pairs."""
@@ -262,7 +290,7 @@ class _Job:
 
     def _stored(self, database: Database) -> Iterator[_Task]:
         for pair, indices in database.matched_pairs():
-            if database.is_marked(pair, self.identity, matched=False):
+            if self._is_done(database, pair):
                 yield _Task(pair, None, indices)
                 continue
             views = database.view(pair.first), database.view(pair.second)
@@ -276,11 +304,18 @@ class _Job:
 
     def _to_match(self, database: Database, pairs: Iterable[Pair]) -> Iterator[_Task]:
         for pair in pairs:
-            if database.is_marked(pair, self.identity, matched=True):
+            if self._is_done(database, pair):
                 stored = np.frombuffer(database.read_matches(pair) or b"", np.uint32)
                 yield _Task(pair, None, stored.reshape(-1, 2))
             else:
                 yield _Task(pair, (database.view(pair.first, True), database.view(pair.second, True)))
+
+    def _is_done(self, database: Database, pair: Pair) -> bool:
+        """Whether a pair was pruned before, and, if it was doubtful then, still is."""
+        doubt = self.doubtful.get(pair)
+        if doubt is not None and (doubt.probability or 0.0) >= self.min_overlap:
+            return False
+        return database.is_marked(pair, self.identity, self.matching)
 
     def _timed(self, tasks: Iterator[_Task]) -> Iterator[_Task]:
         while True:
@@ -291,13 +326,10 @@ class _Job:
             yield task
 
     def work(self, database: Database, total: int, tasks: Iterator[_Task], write: bool) -> None:
-        """Prune pairs as they are read: memory does not grow with the database."""
+        """Prune pairs as they are read: only kept matches stay in memory, for `drop_contradicted`."""
         if write and total:
             database.start_marking()
-        if self.drop_doubtful and write:
-            database.connection.execute(f"CREATE TABLE IF NOT EXISTS {DOUBTFUL} (pair_id INTEGER PRIMARY KEY NOT NULL)")
-            numbers = database.connection.execute(f"SELECT pair_id FROM {DOUBTFUL}")
-            self.doubtful = {Pair.of(number) for (number,) in numbers}
+        self.doubtful = {pair: _Doubt(*row) for pair, row in database.doubtful_pairs().items()}
         outcomes = self._on_gpu(tasks) if self.device.type == "cuda" else self._on_all_cores(tasks)
         parts = Parts(database, self.in_parts and write)
         with closing(outcomes), tqdm(total=total, desc=self.pruner.name, unit="pair", disable=not self.progress) as bar:
@@ -306,8 +338,6 @@ class _Job:
                     self._finish(database, outcome, write)
                     parts.end_of_item()
                 bar.update()
-        names = database.image_names() if self.doubtful else {}
-        self.summary.doubtful = [(names[pair.first], names[pair.second]) for pair in sorted(self.doubtful)]
 
     def _on_all_cores(self, tasks: Iterator[_Task]) -> Generator[_Outcome]:
         """Several pairs side by side: faster than one on all cores."""
@@ -353,16 +383,16 @@ class _Job:
         """The matches of a pair, made or read."""
         if task.views is None:
             assert task.indices is not None
-            return _Putative(task.pair, task.indices, np.ones(len(task.indices), bool), None)
+            return _Putative(task, task.indices, np.ones(len(task.indices), bool), None)
         if task.indices is not None:
             matches, usable = join(*task.views, task.indices)
-            return _Putative(task.pair, task.indices, usable, matches)
+            return _Putative(task, task.indices, usable, matches)
         first, second = task.views
         found = nearest_neighbours(first.descriptors, second.descriptors, device=self.device)
         seen = np.flatnonzero(found.mutual | (found.ratio < PROMISING_RATIO))
         indices = np.stack([seen, found.index[seen]], axis=1)
         matches, usable = join(first, second, indices, ratio=found.ratio[seen], mutual=found.mutual[seen])
-        return _Putative(task.pair, indices, usable, matches)
+        return _Putative(task, indices, usable, matches)
 
     def _outcome(self, pair: _Putative, kept: Pruned | None) -> _Outcome:
         """What stays: all, if the pair was pruned before."""
@@ -378,13 +408,21 @@ class _Job:
             chosen = one_to_one(pair.matches, chosen, torch.as_tensor(kept.logits).cpu())
         mask = np.zeros(len(pair.indices), bool)
         mask[pair.usable] = chosen.numpy()
-        enough = mask.sum() >= self.min_matches
-        doubtful = self.drop_doubtful and bool(enough) and is_doubtful(pair.matches, kept)
-        return _Outcome(pair, mask & (not doubtful), unseen, doubtful)
+        doubt = self._doubt(pair, kept, int(mask.sum()))
+        return _Outcome(pair, mask & (doubt is None), unseen, doubt)
+
+    def _doubt(self, pair: _Putative, kept: Pruned, count: int) -> _Doubt | None:
+        """Why a pair is too unlikely to show the same place; None if it is not."""
+        if not self.min_overlap or count < max(self.min_matches, 1) or pair.matches is None or pair.task.views is None:
+            return None
+        judged = judge_pair(pair.matches, kept, *(view.points for view in pair.task.views))
+        if judged.probability >= self.min_overlap:
+            return None
+        return _Doubt(count, judged.probability, judged.reasons[0])
 
     def _finish(self, database: Database, outcome: _Outcome, write: bool) -> None:
         """Count, and write what has changed."""
-        putative, mask, *_ = outcome
+        putative, mask, unseen, doubt, *_ = outcome
         count = int(mask.sum())
         if count < self.min_matches:
             count, mask = 0, np.zeros_like(mask)
@@ -393,26 +431,62 @@ class _Job:
         self.summary.before += len(mask)
         self.summary.after += count
         self.summary.dropped += count == 0 < len(mask)
-        self.summary.unseen += outcome.unseen + int((~putative.usable).sum())
-        pair = putative.pair
-        changed = self.drop_doubtful and outcome.doubtful != (pair in self.doubtful) and putative.matches is not None
-        if changed:
-            self.doubtful ^= {pair}
+        self.summary.unseen += unseen + int((~putative.usable).sum())
+        pair = putative.task.pair
+        if putative.matches is not None:
+            self._note(database, pair, doubt, write)
+        if count and self.min_overlap:
+            self.kept[pair] = putative.indices[mask].astype(np.int32)
         if not write:
             return
-        if changed:
-            change = (
-                f"INSERT INTO {DOUBTFUL} VALUES (?)"
-                if outcome.doubtful
-                else f"DELETE FROM {DOUBTFUL} WHERE pair_id = ?"
-            )
-            database.connection.execute(change, (pair.number,))
         if self.matching:
             # Other programs may have stored the pair the other way round.
             database.connection.execute("DELETE FROM matches WHERE pair_id = ?", (pair.reversed.number,))
         self.summary.geometries_removed += database.write_matches(pair, putative.indices[mask])
         if putative.matches is not None or count < len(mask):
             database.mark(pair, self.identity, self.matching)
+
+    def drop_contradicted(self, database: Database, write: bool) -> None:
+        """Remove the matches of pairs that other pairs of the collection contradict.
+
+        A call that was killed before does it when it is repeated: all pairs with matches are compared each time.
+        """
+        if not self.min_overlap:
+            return
+        with self.summary.timed("compare"):
+            images = dict.fromkeys(image for pair in self.kept for image in pair)
+            views = {image: database.view(image) for image in images}
+            points = {image: view.points for image, view in views.items()}
+            sizes = {image: view.image_size for image, view in views.items()}
+            cameras = {image: view.some_K for image, view in views.items()}
+            found = confirm_pairs(points, sizes, {(a, b): kept for (a, b), kept in self.kept.items()}, cameras)
+        with self.summary.timed("write"):
+            for pair, kept in self.kept.items():
+                if not found[pair].doubtful:
+                    continue
+                self._note(database, pair, _Doubt(len(kept), None, in_words(found[pair])), write)
+                self.summary.after -= len(kept)
+                self.summary.dropped += 1
+                if write:
+                    self.summary.geometries_removed += database.write_matches(pair, kept[:0])
+                    database.mark(pair, self.identity, self.matching)
+        self._list_doubtful(database)
+
+    def _note(self, database: Database, pair: Pair, doubt: _Doubt | None, write: bool) -> None:
+        """Remember whether a pair is doubtful, so that another call knows it without judging it again."""
+        before = self.doubtful.pop(pair, None)
+        if doubt is not None:
+            self.doubtful[pair] = doubt
+        if write and doubt != before:
+            database.note_doubtful(pair, doubt)
+
+    def _list_doubtful(self, database: Database) -> None:
+        names = database.image_names() if self.doubtful else {}
+        for pair, doubt in sorted(self.doubtful.items()):
+            # Images may have been removed since.
+            if all(image in names for image in pair):
+                told = Doubtful(names[pair.first], names[pair.second], doubt.matches, doubt.probability, doubt.reason)
+                self.summary.doubtful.append(told)
 
 
 def _run(
@@ -432,6 +506,7 @@ def _run(
                 with job.summary.timed("verify"):
                     check_cameras(database, target)
             job.work(database, *tasks(database), write=not dry_run)
+            job.drop_contradicted(database, write=not dry_run)
             if verify is not None:
                 with job.summary.timed("verify"):
                     job.summary.verified = _verify(database, target, verify, job.progress)
@@ -461,11 +536,6 @@ def identity_of(pruner: str | Path | Pruner) -> str:
         return pruner.name
     parts = look_up_pruner(str(pruner))
     return "+".join(part.name + ("" if part.file is None else f" {file_sha256(part.file)[:12]}") for part in parts)
-
-
-def is_doubtful(matches: Correspondences, kept: Pruned) -> bool:
-    """Whether kept matches say too little to believe that two photos show the same place."""
-    return not check_overlap(matches, kept.mask, all_evidence=False).found
 
 
 def _together(tasks: Iterable[_Task]) -> Iterator[list[_Task]]:

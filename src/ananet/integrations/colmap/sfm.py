@@ -70,7 +70,7 @@ class Model:
     verified: int
     """Of these, pairs with a two-view geometry."""
     doubtful: list[tuple[str, str]]
-    """Pairs that kept matches and lost them, since these agree no better than chance."""
+    """Pairs that kept matches and lost them, since they hardly show the same place (`Summary.doubtful`)."""
     pruner: str
     seconds: dict[str, float] = field(default_factory=dict)
     """Time of each step of the call that made this."""
@@ -148,9 +148,7 @@ def build_model(
         with run.timed("features"):
             run.extract(found, cameras, max_keypoints, longest_side)
         with run.timed("matches"):
-            summary = match_database(
-                run.database, pruner, pairs=pairs, drop_doubtful=True, in_parts=True, device=device, progress=progress
-            )
+            summary = match_database(run.database, pruner, pairs=pairs, in_parts=True, device=device, progress=progress)
         with run.timed("verification"):
             verified = verify_database(run.database, method, in_parts=True, progress=progress)
         if verified < MIN_PHOTOS - 1:
@@ -162,7 +160,7 @@ def build_model(
             "photos": len(found),
             "pairs": summary.pairs,
             "verified": verified,
-            "doubtful": summary.doubtful,
+            "doubtful": [(pair.name0, pair.name1) for pair in summary.doubtful],
             "pruner": summary.pruner,
         }
         return run.map(mapper, list(found), facts)
