@@ -217,8 +217,11 @@ class ANANet(Network):
         return ("line", "right") if self.settings.right else ("line",)
 
     def encode(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
-        """[B x N x channels] to the features that enter the first block, [B x N x width]."""
+        """The features that enter the first block, [B x N x width], of [B x N x channels], or [B x N x 4] of points alone."""
         channels = self.settings.channels
+        if matches.dim() == 3 and matches.shape[2] == 4:
+            # Points alone: no side input is known.
+            matches = nn.functional.pad(matches, (0, channels - 4))
         if matches.dim() != 3 or matches.shape[2] != channels:
             raise InputError(f"matches: expected shape [B x N x {channels}], got {tuple(matches.shape)}")
         # Never in bfloat16, which rounds coordinates to two pixels or so.
