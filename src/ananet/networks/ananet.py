@@ -217,7 +217,7 @@ class ANANet(Network):
         return ("line", "right") if self.settings.right else ("line",)
 
     def encode(self, matches: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The features that enter the first block, [B x N x width], of [B x N x channels], or [B x N x 4] of points alone."""
+        """The features that enter the first block, [B x N x width], of [B x N x channels], or of points alone."""
         channels = self.settings.channels
         if matches.dim() == 3 and matches.shape[2] == 4:
             # Points alone: no side input is known.
