@@ -64,7 +64,7 @@ SPARSE = tuple(
 )
 COLMAP, SFM = "colmap", "sfm"
 # The last as `ananet colmap --match` makes them.
-MATCHES = (COLMAP, "mutual", "ananet+mutual", "ananet@threshold=0.7+mutual")
+MATCHES = (COLMAP, "mutual", "ananet+mutual", "ananet@threshold=0.5+mutual")
 
 
 @dataclass(frozen=True)

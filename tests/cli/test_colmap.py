@@ -24,7 +24,7 @@ def test_a_database_is_pruned_in_place(database, run):
     code, out, err = run("colmap", database, "--prune", "--device", "cpu")
     kept = sum(map(len, stored_matches(database).values()))
     assert code == 0 and err == "" and 250 < kept < 350
-    assert out.startswith("ananet@threshold=0.7: 1 pair, ")
+    assert out.startswith("ananet@threshold=0.5: 1 pair, ")
     assert f" 500 matches before and {kept} after, 0 pairs dropped, " in out
     assert f" pairs/s, written to {database}\n" in out
     assert out.endswith(

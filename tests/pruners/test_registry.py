@@ -153,7 +153,7 @@ def test_pruners_are_described_with_their_options():
     assert set(CLASSICAL.names) < set(described)
     assert described["ratio"].options["threshold"].default == 0.8
     assert str(described["lpm"].options["neighbours"]) == "a list of whole numbers, 4/6/8 unless given"
-    assert set(described["ananet"].options) == {"threshold", "conflict_odds", "seeds", "label"}
+    assert set(described["ananet"].options) == {"threshold", "conflict_odds", "seeds", "label", "side_input"}
     assert described["all"].options == {}
 
 
@@ -163,7 +163,13 @@ def test_names_are_looked_up_without_loading(weights):
     assert first == ("all", None, {})
     assert (second.plain, second.file, second.options) == ("plain", path, {"conflict_odds": 2.0})
     assert second.name == "plain@conflict_odds=2.0"
-    assert second.all_options == {"threshold": 0.4, "conflict_odds": 2.0, "seeds": None, "label": None}
+    assert second.all_options == {
+        "threshold": 0.4,
+        "conflict_odds": 2.0,
+        "seeds": None,
+        "label": None,
+        "side_input": True,
+    }
     (bundled,) = look_up("ananet")
     assert bundled.plain == "ananet" and bundled.file.name == "ananet.safetensors"
     (lpm,) = look_up("lpm@neighbours=4")

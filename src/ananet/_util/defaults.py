@@ -2,7 +2,7 @@
 
 PRUNER = "ananet"
 # For reconstructions: wrong matches near the epipolar line hardly change the pose of a pair, but spoil tracks.
-RECONSTRUCTION_PRUNER = "ananet@threshold=0.7"
+RECONSTRUCTION_PRUNER = "ananet@threshold=0.5"
 DETECTOR = "sift"
 ESTIMATOR = "poselib"
 # What evaluation reports: the paper's, and the default.

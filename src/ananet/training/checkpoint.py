@@ -179,7 +179,7 @@ def _forget_after(log: Path, step: int) -> None:
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
             values = json.loads(line)
-            is_final = any(name.startswith("final_") for name in values)
+            is_final = isinstance(values, dict) and any(name.startswith("final_") for name in values)
             if line.endswith("\n") and values["step"] <= step and not is_final:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):

@@ -163,7 +163,7 @@ def test_the_same_as_colmap(tmp_path):
         with sqlite3.connect(path) as connection:
             connection.execute("UPDATE cameras SET prior_focal_length = 1")
         connection.close()
-        prune_database(path, device="cpu")
+        prune_database(path, "ananet@threshold=0.1", min_overlap=0, device="cpu")
         assert verify_database(path, method) == 6
         with pycolmap.Database.open(path) as database:
             numbers, those = database.read_two_view_geometries()
@@ -187,7 +187,7 @@ def test_the_same_geometries_every_time(tmp_path):
     found = []
     for name in ("a.db", "b.db"):
         path = synthesize(tmp_path / name)
-        prune_database(path, verify=True, device="cpu")
+        prune_database(path, "all", min_overlap=0, verify=True, device="cpu")
         with sqlite3.connect(path) as connection:
             found.append(connection.execute("SELECT * FROM two_view_geometries").fetchall())
         connection.close()

@@ -58,7 +58,7 @@ def test_a_database_is_pruned_in_place(problem, tmp_path):
     np.testing.assert_array_equal(kept, expected_indices(problem))
     assert problem.inlier[kept[:, 0]].mean() > 0.9 and len(kept) > 200
     assert (summary.pairs, summary.before, summary.after, summary.dropped) == (1, 500, len(kept), 0)
-    assert summary.pruner == "ananet@threshold=0.7"
+    assert summary.pruner == "ananet@threshold=0.5"
     assert json.loads(json.dumps(asdict(summary)))["after"] == len(kept)
     assert summary.pairs_per_second > 0 and set(summary.seconds) == {"read", "prune", "write", "compare"}
     # A geometry of matches that are gone would mislead the mapper.
@@ -473,7 +473,7 @@ def test_pairs_with_an_image_without_descriptors_stay(extracted, tmp_path):
 def test_verification_alone(tmp_path):
     pytest.importorskip("pycolmap")
     path = synthesize(tmp_path / "a.db")
-    prune_database(path, device="cpu")
+    prune_database(path, "ananet@threshold=0.1", min_overlap=0, device="cpu")
     assert geometries(path) == {}
     assert verify_database(path) == 6 == len(geometries(path))
 

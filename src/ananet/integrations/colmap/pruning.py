@@ -127,7 +127,7 @@ def prune_database(
     Args:
         path: the database.
         pruner: a pruner or a name that `ananet.load` takes; None for the best network for what is known of the matches,
-            at a stricter threshold than elsewhere ("ananet@threshold=0.7"), which gives better reconstructions.
+            at a stricter threshold than elsewhere ("ananet@threshold=0.5"), which gives better reconstructions.
         output: where to write a pruned copy; without it the database itself is changed.
         min_matches: pairs that keep fewer lose all their matches, as in COLMAP.
         min_overlap: pairs that are less likely to show the same place, and those that other pairs contradict, lose all
