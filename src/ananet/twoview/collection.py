@@ -103,8 +103,11 @@ def confirm_pairs(
     number = {photo: n for n, photo in enumerate(keypoints)}
     for pair, kept in matches.items():
         for photo, column in zip(pair, kept.reshape(-1, 2).T, strict=True):
-            if photo not in number or column.max(initial=-1) >= len(keypoints[photo]):
-                raise InputError(f"matches: expected keypoints of the photos, got others for the pair {pair!r}")
+            count, last = len(keypoints.get(photo, ())), column.max(initial=-1)
+            if photo not in number or last >= count:
+                raise InputError(
+                    f"matches: expected keypoints below {count} of photo {photo!r}, got {last} in {pair!r}"
+                )
     cells = {photo: _cells(keypoints[photo], sizes[photo]) for photo in keypoints}
     strength = {
         pair: (min(len(np.unique(cells[photo][column])) for photo, column in zip(pair, kept.T, strict=True)), len(kept))

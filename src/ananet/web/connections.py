@@ -13,7 +13,7 @@ from ananet.web.limits import CLOSE, HEADERS, HEALTH, Limits, error_response
 
 # Within which a request has to begin and its headers to arrive.
 HEAD_SECONDS = 10.0
-# Room for so many clients with all the connections that one may have.
+# In all, as many connections as so many clients may have at most.
 CLIENTS = 5
 # Connections beyond the limits that may ask whether the service is up, and are told of the limit otherwise.
 MORE = 16

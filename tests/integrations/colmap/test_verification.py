@@ -100,7 +100,7 @@ def test_bad_cameras_are_named_before_the_work(camera, output, problem, tmp_path
 
 
 BAD_CONTENTS = {
-    "UPDATE keypoints SET cols = 3 WHERE image_id = 1": "keypoints .*, got others of image 1, photo 0.jpg: ",
+    "UPDATE keypoints SET cols = 3 WHERE image_id = 1": "keypoints .*; those of image 1, photo 0.jpg, are not: ",
     "UPDATE keypoints SET data = x'00' WHERE image_id = 1": "keypoints as COLMAP stores them",
     "DELETE FROM keypoints WHERE image_id = 1": "expected keypoints below 0 of image 1, got 499",
     "UPDATE matches SET rows = 1, data = x'ffffff0000000000'": "below 500 of image 1, got 16777215",

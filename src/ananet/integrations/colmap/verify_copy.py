@@ -56,7 +56,7 @@ def _fault(path: str, open_database: Callable[[str], Any]) -> str | None:
                 return f"expected a camera that COLMAP knows, got camera {camera} ({image}): {reason}"
         for image, name in described:
             if reason := _reason(database.read_keypoints, image):
-                return f"expected keypoints as COLMAP stores them, got others of image {image}, {name}: {reason}"
+                return f"expected keypoints as COLMAP stores them; those of image {image}, {name}, are not: {reason}"
     return None
 
 
