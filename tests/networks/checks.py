@@ -3,7 +3,6 @@
 import torch
 
 from ananet.networks import Network, NetworkSettings, make_network
-from ananet.networks.graphs import Basis, Neighbours, _adjacency, edge_weights
 from ananet.training.loss import class_loss, geometric_loss, matrix_loss, virtual_loss
 from tests.conftest import make_problem
 
@@ -147,11 +146,3 @@ OF_EVERY_NETWORK = (
     check_rescaling,
     check_half_precision,
 )
-
-
-def laplacian_basis_exact(near: Neighbours, vectors: int, sigma: float, floor: float) -> Basis:
-    """The same by decomposing the whole [N x N] matrix, without padding: the plain reference."""
-    weights = edge_weights(near, sigma, floor)
-    adjacency = _adjacency(near, weights)
-    values, found = torch.linalg.eigh(adjacency.sum(-1).diag_embed() - adjacency)
-    return Basis(found[..., :vectors], values[:, :vectors].clamp_min(0))
