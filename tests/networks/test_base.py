@@ -155,7 +155,7 @@ def test_saved_weights_come_back(tmp_path):
 )
 @torch.no_grad()
 def test_files_older_than_a_setting_keep_what_was_before(name, setting, before, tmp_path):
-    net = checks.made(name, **{setting: before})
+    net = checks.made(name, **{setting: before}).float()
     path = tmp_path / "old.safetensors"
     save_network(path, net)
     with safe_open(path, "pt") as file:
@@ -163,9 +163,9 @@ def test_files_older_than_a_setting_keep_what_was_before(name, setting, before, 
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     save_file(tensors, path, {"settings": json.dumps(header)})
     old, _ = load_network(path)
-    matches = make_problem().matches._as_tensors().normalized()[None]
+    matches = make_problem().matches._as_tensors().normalized().float()[None]
     assert getattr(old.settings, setting) == before != getattr(type(old.settings)(), setting)
-    assert torch.equal(old.double()(matches), net(matches))
+    assert torch.equal(old(matches), net(matches))
     assert not torch.equal(
         old.with_settings(**{setting: getattr(type(old.settings)(), setting)})(matches), net(matches)
     )
