@@ -1,7 +1,8 @@
-"""The paper's comparison and ablations on your own data: all networks trained alike, all methods in one table.
+r"""The paper's comparison and ablations on your own data: all networks trained alike, all methods in one table.
 
     python benchmarks/comparison.py train PAIRS VALIDATION -o runs/comparison --jobs 4
-    python benchmarks/comparison.py train PAIRS VALIDATION -o runs/long --steps 20000 --networks oanet,lmcnet,linear
+    python benchmarks/comparison.py train PAIRS VALIDATION -o runs/long --steps 20000 \
+        --networks oanet,lmcnet,dematch,linear
     python benchmarks/comparison.py tables runs/comparison SCENES --multi MULTI
 
 `train` shows all networks the same batches for the same number of steps: coordinates only, one schedule, the loss and
@@ -34,6 +35,7 @@ from ananet.datasets.batches import BatchSettings
 from ananet.networks import ANANetSettings, NetworkSettings, load_network
 from ananet.networks.acne import ACNeSettings
 from ananet.networks.cne import CNeSettings
+from ananet.networks.dematch import DeMatchSettings
 from ananet.networks.lmcnet import LMCNetSettings
 from ananet.networks.oanet import OANetSettings
 from ananet.training.loop import WEIGHTS, train
@@ -56,14 +58,15 @@ class Entry:
     weight_decay: float = 0.02
 
 
-# Of the paper's rivals, and of ANA-Net with what the second stage of OANet has, too. LMCNet is trained with the fast
-# basis: to decompose 32 matrices of 1024 x 1024 takes seconds on every step.
+# The paper's rivals, and DeMatch, a newer one. LMCNet is trained with the fast basis: to decompose 32 matrices of
+# 1024 x 1024 takes seconds on every step.
 RIVALS = {
     "cne": Entry("CNe", CNeSettings(), 0.1),
     "acne": Entry("ACNe", ACNeSettings(), 0.1),
     "oanet": Entry("OANet", OANetSettings(), 0.5),
     "oanet-bottleneck": Entry("OANet, bottleneck", OANetSettings(bottleneck=128), 0.5),
     "lmcnet": Entry("LMCNet", LMCNetSettings(basis="subspace"), 0.5),
+    "dematch": Entry("DeMatch", DeMatchSettings(), 0.5),
 }
 OWN = {
     "first-order": Entry("ANA-Net without second order", ANANetSettings(second_order=False)),
@@ -73,7 +76,8 @@ OWN = {
     "cubic": Entry("ANA-Net, cubic", ANANetSettings(form="cubic")),
     "feedback": Entry("ANA-Net, linear, with feedback", ANANetSettings(feedback=True)),
 }
-# The authors' optimiser, Adam without weight decay, beside Muon, for all: of each network the better one counts.
+# The authors' optimiser, Adam without weight decay, beside Muon, for all: of each network the better one counts. The
+# authors of DeMatch take 1e-4 for 500,000 steps, which is too slow for few.
 ADAM = {
     f"{name}-adam": replace(
         entry, title=f"{entry.title}, Adam", optimizer="adamw", learning_rate=1e-3, weight_decay=0.0

@@ -5,7 +5,8 @@ python benchmarks/speed.py --device cuda
 python benchmarks/speed.py --networks-only --device cuda
 python benchmarks/speed.py --networks-only --threads 1 --lengths 512,8192,131072 --stop-after 5 --plot growth.png
 
-Torch, numpy and safetensors are enough: without OpenCV, RANSAC, MAGSAC++ and the reference (SIFT) are left out.
+Torch, numpy and safetensors are enough: without OpenCV, LPM, RANSAC, MAGSAC++ and the
+reference (SIFT) are left out.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from ananet.networks import (
     ACNeSettings,
     ANANetSettings,
     CNeSettings,
+    DeMatchSettings,
     LMCNetSettings,
     NetworkSettings,
     OANetSettings,
@@ -53,14 +55,16 @@ from ananet.pruners import load
 WARM_UP_RUNS = 3
 FIRST_ORDER = "none"
 PRUNERS = "all,mutual,ratio,gms,lpm,lmf,code,ransac,magsac,cne,acne,oanet,lmcnet,ananet-paper,ananet"
-NEED_OPENCV = ("ransac", "magsac")
-# The paper's networks. The eigenvectors that LMCNet's authors use are found on the CPU, whatever the device.
+NEED_OPENCV = ("lpm", "ransac", "magsac")
+# The paper's networks and a newer one. The eigenvectors that LMCNet's authors use are found on the CPU, whatever the
+# device.
 NETWORKS = {
     "CNe": CNeSettings(),
     "ACNe": ACNeSettings(),
     "OANet": OANetSettings(),
     "LMCNet, eigenvectors": LMCNetSettings(),
     "LMCNet, subspace": LMCNetSettings(basis="subspace"),
+    "DeMatch": DeMatchSettings(),
     "ANA-Net": ANANetSettings(),
 }
 FORM_NAMES = {"cubic": "Cub.", "quadratic": "Qua.", "linear": "Lin.", FIRST_ORDER: "none"}

@@ -1,4 +1,4 @@
-"""The paper's rivals in numpy, from their equations and nothing of ours: one pair, one plain step after another.
+"""The rivals of ANA-Net in numpy, from their equations and nothing of ours: one pair, one plain step after another.
 
 `w` holds a network's weights by name. Batch norms are in use, so with the statistics that they have learned.
 """
@@ -182,3 +182,43 @@ def lmcnet(w, matches, neighbours=8, vectors=32, sigma=0.1, floor=0.05):
         clusters = order_aware(w, f"{block}.clusters", pooled(w, f"{block}.pool", x))
         x = half(block, 1, x + unpooled(w, f"{block}.unpool", x, clusters))
     return linear(w, "head", relu(batch_norm(w, "norm", x)))[:, 0]
+
+
+def mlp(w, name, x):
+    last = count(w, f"{name}.linears.") - 1
+    for n in range(last):
+        x = relu(batch_norm(w, f"{name}.norms.{n}", linear(w, f"{name}.linears.{n}", x)))
+    return linear(w, f"{name}.linears.{last}", x)
+
+
+def dematch(w, matches, heads=4):
+    def gather(name, x, others, kept=None):
+        query, key, value = (
+            linear(w, f"{name}.{part}", given).reshape(len(given), heads, -1)
+            for part, given in (("query", x), ("key", others), ("value", others))
+        )
+        gathered = []
+        for head in range(heads):
+            scores = query[:, head] @ key[:, head].T
+            if kept is not None:
+                scores[:, ~kept] = -1e6
+            gathered.append(softmax(scores / np.sqrt(key.shape[-1]), 1) @ value[:, head])
+        merged = np.column_stack([x, linear(w, f"{name}.out", np.column_stack(gathered))])
+        return x + mlp(w, f"{name}.merge", merged)
+
+    x = mlp(w, "motion", matches[:, 2:] - matches[:, :2]) + mlp(w, "position", matches[:, :2])
+    kept = None
+    for n in range(count(w, "blocks.")):
+        tokens = w["tokens"]
+        for layer in "01":
+            tokens = gather(f"blocks.{n}.from_matches.{layer}", tokens, x, kept)
+        for layer in "0123":
+            tokens = gather(f"blocks.{n}.among_tokens.{layer}", tokens, tokens)
+        before, x = x, gather(f"blocks.{n}.from_tokens", x, tokens)
+        y, predictor = x - before, f"blocks.{n}.predictor"
+        for layer in "012":
+            y = linear(w, f"{predictor}.linears.{layer}", y)
+            y = relu(batch_norm(w, f"{predictor}.norms.{layer}", context_norm(y, CONTEXT_EPS)))
+        logits = linear(w, f"{predictor}.last", y)[:, 0]
+        kept = logits > 0
+    return logits

@@ -118,7 +118,7 @@ def check_half_precision(net: Network) -> None:
         assert (found[0].float() - expected[0]).norm() < 0.1 * expected[0].norm()
 
 
-def check_learns(net: Network) -> None:
+def check_learns(net: Network, steps: int = 12) -> None:
     """A few steps on one problem and it tells right from wrong."""
     torch.manual_seed(0)
     problem = make_problem(inliers=120, outliers=80)
@@ -128,7 +128,7 @@ def check_learns(net: Network) -> None:
     net = net.float().train()
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
     losses = []
-    for _ in range(12):
+    for _ in range(steps):
         found = net.supervision(matches, None)
         loss = sum(class_loss(logits, inlier, mask) for logits in found.stages)
         optimizer.zero_grad()

@@ -76,8 +76,9 @@ class MatchSettings(Settings):
     @property
     def words(self) -> str:
         """What else is special about the matches."""
+        chosen = "" if self.scenes is None else f", of {', '.join(self.scenes)}"
         thinned = "" if self.outlier_share is None else f", at most {self.outlier_share:.0%} of a pair's matches wrong"
-        return thinned + (", cameras hidden" if self.hide_cameras else "")
+        return chosen + thinned + (", cameras hidden" if self.hide_cameras else "")
 
 
 class Pairs(ABC):

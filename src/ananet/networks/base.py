@@ -202,6 +202,7 @@ NETWORKS: Registry[Network] = Registry(
         "acne": "ananet.networks.acne:ACNe",
         "oanet": "ananet.networks.oanet:OANet",
         "lmcnet": "ananet.networks.lmcnet:LMCNet",
+        "dematch": "ananet.networks.dematch:DeMatch",
     },
 )
 """Networks by name; `@NETWORKS.add` adds one."""
