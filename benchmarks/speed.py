@@ -1,10 +1,12 @@
 """Time and memory of pruners and networks: the paper's Table 2, and the right half of its Table 5.
 
 python benchmarks/speed.py
+python benchmarks/speed.py --device cuda
 python benchmarks/speed.py --networks-only --device cuda
 python benchmarks/speed.py --networks-only --threads 1 --lengths 512,8192,131072 --stop-after 5 --plot growth.png
 
-Networks need only torch, numpy and safetensors; OpenCV is imported for classical pruners and features.
+Torch, numpy and safetensors are enough: without OpenCV, LPM, RANSAC, MAGSAC++ and the
+reference (SIFT) are left out.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +40,33 @@ from ananet.errors import InputError
 from ananet.features import load_detector, match
 from ananet.inference import engine_for
 from ananet.io.files import atomic_path, check_output
-from ananet.networks import ANANetSettings, NetworkSettings, make_network
+from ananet.networks import (
+    ACNeSettings,
+    ANANetSettings,
+    CNeSettings,
+    DeMatchSettings,
+    LMCNetSettings,
+    NetworkSettings,
+    OANetSettings,
+    make_network,
+)
 from ananet.pruners import load
 
 WARM_UP_RUNS = 3
 FIRST_ORDER = "none"
+PRUNERS = "all,mutual,ratio,gms,lpm,lmf,code,ransac,magsac,cne,acne,oanet,lmcnet,ananet-paper,ananet"
+NEED_OPENCV = ("lpm", "ransac", "magsac")
+# The paper's networks and a newer one. The eigenvectors that LMCNet's authors use are found on the CPU, whatever the
+# device.
+NETWORKS = {
+    "CNe": CNeSettings(),
+    "ACNe": ACNeSettings(),
+    "OANet": OANetSettings(),
+    "LMCNet, eigenvectors": LMCNetSettings(),
+    "LMCNet, subspace": LMCNetSettings(basis="subspace"),
+    "DeMatch": DeMatchSettings(),
+    "ANA-Net": ANANetSettings(),
+}
 FORM_NAMES = {"cubic": "Cub.", "quadratic": "Qua.", "linear": "Lin.", FIRST_ORDER: "none"}
 # Image of synthetic matches and textures.
 WIDTH, HEIGHT, FOCAL = 1024, 768, 800.0
@@ -215,6 +240,17 @@ def measure_network(network: Scorer, batch: int, length: int, effort: Effort, ex
     return measure(network, make_input, effort, execution.device)
 
 
+def measure_networks(length: int, effort: Effort, execution: Execution, log: Log) -> dict[str, Timing]:
+    """Time the networks alone, and ANA-Net without its fast path too: the others have none."""
+    found = {}
+    for name, settings in NETWORKS.items():
+        log(f"network, {name}")
+        found[name] = measure_network(execution.network(settings), 1, length, effort, execution)
+    plain = replace(execution, plain=True)
+    found["ANA-Net, plain"] = measure_network(plain.network(NETWORKS["ANA-Net"]), 1, length, effort, plain)
+    return found
+
+
 def measure_forms(
     lengths: Sequence[int], seeds: Sequence[int], effort: Effort, execution: Execution, log: Log, stop_after: float
 ) -> Timings:
@@ -371,8 +407,8 @@ def table_2(found: dict[str, Timing]) -> list[dict[str, Any]]:
 def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure how fast pruners and networks are.")
     add = parser.add_argument
-    pruners = "all,mutual,ratio,gms,lpm,ransac,magsac,ananet"
-    add("--pruner", default=pruners, metavar="A,B,...", help="names and .safetensors files (default: one of each kind)")
+    names = "names and .safetensors files (default: all of the paper)"
+    add("--pruner", default=PRUNERS, metavar="A,B,...", help=names)
     only = "measure only networks: needs torch, numpy and safetensors only"
     add("--networks-only", action="store_true", help=only)
     add("--matches", type=int, default=2048, metavar="N", help="matches per pair (default: 2048)")
@@ -437,14 +473,19 @@ def run(arguments: argparse.Namespace) -> None:
         parts.append(f"{title}\n\n{format_table(rows, arguments.style, decimals=2)}")
 
     if not arguments.networks_only:
-        log("SIFT + NN")
-        reference = measure_reference(arguments.photos, effort)
-        pruners = measure_pruners(arguments.pruner.split(","), arguments.matches, effort, execution, log)
-        pruners["Ref."] = reference
+        opencv = find_spec("cv2") is not None
+        names = [name for name in arguments.pruner.split(",") if opencv or name not in NEED_OPENCV]
+        pruners = measure_pruners(names, arguments.matches, effort, execution, log)
+        if opencv:
+            log("SIFT + NN")
+            pruners["Ref."] = measure_reference(arguments.photos, effort)
         result["pruners"] = {name: asdict(timing) for name, timing in pruners.items()}
         what = "two photos given" if arguments.photos else "texture of 1024 x 768"
-        title = f"Table 2: inference time (ms), N = {arguments.matches}. Ref.: SIFT and NN, 2000 keypoints, {what}, CPU"
-        add(title, table_2(pruners))
+        reference = f" Ref.: SIFT and NN, 2000 keypoints, {what}, CPU" if opencv else " Without OpenCV"
+        add(f"Table 2: inference time (ms), N = {arguments.matches}.{reference}", table_2(pruners))
+    networks = measure_networks(arguments.matches, effort, execution, log)
+    result["networks"] = {name: asdict(timing) for name, timing in networks.items()}
+    add(f"Networks alone (ms), N = {arguments.matches}, random weights", table_2(networks))
     forms = measure_forms(lengths, seeds, effort, execution, log, arguments.stop_after)
     result["forms"] = timings_as_json(forms)
     add("Table 5, right: extra time (ms) of each form, beside the network without", forms_table(forms))

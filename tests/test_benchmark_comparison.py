@@ -21,18 +21,21 @@ def test_networks_are_trained_alike_and_compared(tmp_path):
     settings = BuildSettings(max_keypoints=200, min_parallax=0.5)
     build_pairs(tmp_path / "scenes", tmp_path / "pairs", settings, progress=False)
     few = ["--steps=1", "--batch-size=2", "--matches=32", "--no-compile", "--device=cpu", "--jobs=2", "--json"]
-    names = ["--networks=cne,first-order,sigmoid,linear", "--seeds=0,1"]
+    names = ["--networks=cne,cne-adam,first-order,sigmoid,linear", "--seeds=0,1"]
     folder = tmp_path / "runs"
     done = run("train", tmp_path / "pairs", tmp_path / "pairs", "-o", folder, *few, *names)
     assert done.returncode == 0, done.stderr[-2000:]
     assert {(row["network"], row["seed"]) for row in json.loads(done.stdout)} == {
-        (name, seed) for name in ("cne", "first-order", "sigmoid", "linear") for seed in (0, 1)
+        (name, seed) for name in ("cne", "cne-adam", "first-order", "sigmoid", "linear") for seed in (0, 1)
     }
     options = ["--classical=all,lpm", "--repeats=1", "--limit=2", "--seconds=0.01"]
     done = run("tables", folder, tmp_path / "scenes", *options)
     assert done.returncode == 0, done.stderr[-2000:]
-    for text in ("Table 1", "Table 2", "Table 5", "Table 6", "eight-point AUC@5/10/20", "397057", "lpm"):
+    for text in ("Table 1", "Table 2", "Table 5", "Table 6", "Optimisers", "eight-point AUC@5/10/20", "397057", "lpm"):
         assert text in done.stdout
+    first = done.stdout.split("Table 2")[0]
+    assert first.count("CNe") == 2 and first.count(", authors' decision") == 2, "one optimiser, two decisions"
+    assert "CNe, Adam" in done.stdout
     assert (folder / "figure-5.png").stat().st_size > 1000
 
 

@@ -104,15 +104,17 @@ def test_synthetic_problems_are_others_at_every_call():
     assert not np.array_equal(first.points0, second.points0)
 
 
-def test_networks_need_neither_opencv_nor_matplotlib():
+def test_nothing_needs_opencv_or_matplotlib():
     code = f"""
 import runpy, sys
 sys.modules.update(dict.fromkeys(("cv2", "matplotlib", "h5py", "poselib")))
-sys.argv = ["speed.py", "--networks-only", "--json", *{QUICK!r}]
+sys.argv = ["speed.py", "--json", *{QUICK!r}]
 runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     result = json.loads(done.stdout)
+    assert list(result["pruners"]) == [name for name in speed.PRUNERS.split(",") if name not in speed.NEED_OPENCV]
+    assert list(result["networks"]) == [*speed.NETWORKS, "ANA-Net, plain"]
     assert list(result["forms"]) == ["none", "linear", "quadratic", "cubic", "256 seeds"]
     assert result["forms"]["linear"]["64"]["median"] > 0
     assert [row["batch"] for row in result["throughput"]] == [1, 2]

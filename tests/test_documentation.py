@@ -9,7 +9,8 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 
-from ananet.weights import bundled
+from ananet.networks import load_network
+from ananet.weights import bundled, bundled_path
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,7 +36,11 @@ def test_every_weight_file_has_a_card():
     cards = ROOT / "docs" / "models"
     listed = (cards / "index.md").read_text(encoding="utf-8") + (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for name in bundled():
-        assert (cards / f"{name}.md").read_text(encoding="utf-8").startswith(f"# Model card: `{name}`\n")
+        text = (cards / f"{name}.md").read_text(encoding="utf-8")
+        assert text.startswith(f"# Model card: `{name}`\n")
+        _, card = load_network(bundled_path(name))
+        listed_scenes = next(line for line in text.splitlines() if line.startswith("| training scenes |"))
+        assert all(f"`{scene}`" in listed_scenes for scene in card.get("training_scenes", ()))
         assert f"[`{name}`]({name}.md)" in listed and f"{name}: models/{name}.md" in listed
 
 

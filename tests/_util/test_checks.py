@@ -123,7 +123,7 @@ def test_what_fits_becomes_the_annotated_kind(value, kind, expected):
         ([1.0], tuple[float, float], r"x: expected 2 numbers, got \[1.0\]"),
         ("a", int | None, "x: expected a whole number, got 'a'"),
         ("oval", Literal["round", "square"], "x: expected one of round, square, got 'oval'"),
-        (1, Literal[True], "x: expected one of True, got 1"),
+        (1, Literal[True], "x: expected True, got 1"),
         (5, Path, "x: expected a path, got 5"),
         (5, Inner, "x: expected Inner, got 5"),
         ({"width": 5}, Inner, "unknown setting x.width: expected some of depth"),
@@ -175,7 +175,7 @@ def test_text_is_read_by_its_kind(text, kind, expected):
         ("1/2/3", tuple[float, float], "x: expected 2 numbers, got '1/2/3'"),
         ("none", float, "x: expected a number, got 'none'"),
         ("oval", Literal["round", "square"], "x: expected one of round, square, got 'oval'"),
-        ("oval", Literal["round"] | None, "x: expected one of round, got 'oval'"),
+        ("oval", Literal["round"] | None, "x: expected round, got 'oval'"),
     ],
 )
 def test_text_that_does_not_fit_is_named(text, kind, message):

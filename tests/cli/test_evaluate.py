@@ -35,6 +35,13 @@ def test_several_detectors_in_one_command(scene, tmp_path, run):
     assert {path.name for path in tmp_path.iterdir()} == {"orb", "sift", "scores.json"}
 
 
+def test_only_some_scenes(scene, run):
+    code, out, _ = run("evaluate", scene, *options("--scenes", "walls"))
+    assert code == 0 and "of walls" in out
+    code, _, err = run("evaluate", scene, *options("--scenes", "walls,floors"))
+    assert code != 0 and "scenes: expected some of walls, got floors" in err
+
+
 def test_keypoints_of_ones_own(scene, tmp_path, run):
     for path in (scene / "images").iterdir():
         found = load_detector("sift", max_keypoints=300).detect(read_image(path))

@@ -88,9 +88,10 @@ def test_eight_point_recovers_the_essential_matrix():
     clean = make_problem(noise=0.0)
     p0, p1 = rays(clean)
     weights = torch.from_numpy(clean.inlier).double()
-    E = geometry.weighted_eight_point(p0, p1, weights)
     expected = clean.E / torch.linalg.matrix_norm(clean.E)
-    assert min((E - expected).abs().max(), (E + expected).abs().max()) < 1e-9
+    for normalize in (True, False):
+        E = geometry.weighted_eight_point(p0, p1, weights, normalize=normalize)
+        assert min((E - expected).abs().max(), (E + expected).abs().max()) < 1e-9
     batched = geometry.weighted_eight_point(p0.expand(3, -1, -1), p1.expand(3, -1, -1), weights.expand(3, -1))
     assert batched.shape == (3, 3, 3)
     assert geometry.weighted_eight_point(p0.float(), p1.float(), weights.float()).dtype == torch.float32

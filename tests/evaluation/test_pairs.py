@@ -55,6 +55,16 @@ def test_without_a_pair_list_any_two_photos_are_a_pair(world, tmp_path):
     assert names == ["0.png-1.png", "0.png-2.png", "1.png-2.png"]
 
 
+def test_only_pairs_of_some_scenes(tmp_path):
+    write_pairs(
+        tmp_path, {"a": [pair_with_depth()], "b": [pair_with_depth(seed=1)] * 2, "c": [pair_with_depth(seed=2)]}
+    )
+    assert [pair.scene for pair in pairs_of(tmp_path, scenes=("a", "b"))] == ["a", "b", "b"]
+    assert [pair.scene for pair in pairs_of(tmp_path, scenes=("b",), limit=1)] == ["b"]
+    with pytest.raises(InputError, match="scenes: expected some of a, b, c, got d"):
+        pairs_of(tmp_path, scenes=("a", "d"))
+
+
 def test_limit_spreads_over_the_source(world):
     source = pairs_of(world.folder, max_keypoints=50, limit=2)
     assert len(source) == 2 and source.photos == 0

@@ -3,7 +3,6 @@
 import torch
 
 from ananet.networks import Network, NetworkSettings, make_network
-from ananet.networks.graphs import Basis, Neighbours, _adjacency, edge_weights
 from ananet.training.loss import class_loss, geometric_loss, matrix_loss, virtual_loss
 from tests.conftest import make_problem
 
@@ -119,7 +118,7 @@ def check_half_precision(net: Network) -> None:
         assert (found[0].float() - expected[0]).norm() < 0.1 * expected[0].norm()
 
 
-def check_learns(net: Network) -> None:
+def check_learns(net: Network, steps: int = 12) -> None:
     """A few steps on one problem and it tells right from wrong."""
     torch.manual_seed(0)
     problem = make_problem(inliers=120, outliers=80)
@@ -129,7 +128,7 @@ def check_learns(net: Network) -> None:
     net = net.float().train()
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
     losses = []
-    for _ in range(12):
+    for _ in range(steps):
         found = net.supervision(matches, None)
         loss = sum(class_loss(logits, inlier, mask) for logits in found.stages)
         optimizer.zero_grad()
@@ -147,11 +146,3 @@ OF_EVERY_NETWORK = (
     check_rescaling,
     check_half_precision,
 )
-
-
-def laplacian_basis_exact(near: Neighbours, vectors: int, sigma: float, floor: float) -> Basis:
-    """The same by decomposing the whole [N x N] matrix, without padding: the plain reference."""
-    weights = edge_weights(near, sigma, floor)
-    adjacency = _adjacency(near, weights)
-    values, found = torch.linalg.eigh(adjacency.sum(-1).diag_embed() - adjacency)
-    return Basis(found[..., :vectors], values[:, :vectors].clamp_min(0))

@@ -4,7 +4,7 @@ import torch
 from ananet import InputError
 from ananet.networks import ACNe, ACNeSettings
 from ananet.networks.acne import AttentiveNorm, attention_weights
-from tests.networks import checks
+from tests.networks import by_hand, checks
 
 
 def test_parameter_count_of_the_paper():
@@ -56,6 +56,12 @@ def test_every_norm_and_the_solution_are_supervised():
     assert found.weights[0][0, 5:].abs().sum() == 0
     sum(layer.sum() for layer in (*found.stages, *found.layers, *found.weights)).backward()
     assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+@torch.no_grad()
+def test_answers_are_those_computed_by_hand():
+    net, matches = checks.made("acne", blocks=2, width=64), checks.points(2, 20, 4)
+    torch.testing.assert_close(net(matches), by_hand.answer(by_hand.acne, net, matches))
 
 
 def test_wrong_settings_are_named():

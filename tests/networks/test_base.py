@@ -24,6 +24,8 @@ from ananet.networks import (
     save_network,
 )
 from ananet.networks.base import Network, rescale_linear
+from tests.conftest import make_problem
+from tests.networks import checks
 from tests.networks.networks import network
 
 
@@ -145,6 +147,28 @@ def test_saved_weights_come_back(tmp_path):
     assert not loaded.training
     x = torch.randn(1, 9, 6)
     torch.testing.assert_close(loaded(x), net(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "before"),
+    [("cne", "batch_eps", 1e-5), ("oanet", "eight_point", "careful"), ("lmcnet", "basis", "subspace")],
+)
+@torch.no_grad()
+def test_files_older_than_a_setting_keep_what_was_before(name, setting, before, tmp_path):
+    net = checks.made(name, **{setting: before}).float()
+    path = tmp_path / "old.safetensors"
+    save_network(path, net)
+    with safe_open(path, "pt") as file:
+        header = {key: value for key, value in json.loads(file.metadata()["settings"]).items() if key != setting}
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    save_file(tensors, path, {"settings": json.dumps(header)})
+    old, _ = load_network(path)
+    matches = make_problem().matches._as_tensors().normalized().float()[None]
+    assert getattr(old.settings, setting) == before != getattr(type(old.settings)(), setting)
+    assert torch.equal(old(matches), net(matches))
+    assert not torch.equal(
+        old.with_settings(**{setting: getattr(type(old.settings)(), setting)})(matches), net(matches)
+    )
 
 
 def test_the_header_says_what_the_file_is(tmp_path):

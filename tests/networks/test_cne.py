@@ -3,7 +3,7 @@ import torch
 
 from ananet import InputError
 from ananet.networks import CNe, CNeSettings
-from tests.networks import checks
+from tests.networks import by_hand, checks
 
 
 def test_parameter_count_of_the_paper():
@@ -28,7 +28,7 @@ def test_weights_start_small():
 
 
 def test_the_whole_is_what_the_paper_says():
-    """Layer by layer, with PyTorch's own instance and batch norms."""
+    """Layer by layer in training, with PyTorch's own instance and batch norms."""
     torch.manual_seed(0)
     net = CNe(CNeSettings(blocks=2, width=16)).double().train()
     matches = checks.points(3, 20, 4)
@@ -37,9 +37,15 @@ def test_the_whole_is_what_the_paper_says():
         inner = x
         for linear in block.linears:
             normed = torch.nn.functional.instance_norm(linear(inner).mT, eps=1e-3)
-            inner = torch.nn.functional.batch_norm(normed, None, None, training=True).mT.relu()
+            inner = torch.nn.functional.batch_norm(normed, None, None, training=True, eps=1e-3).mT.relu()
         x = x + inner
     torch.testing.assert_close(net(matches), net.head(x)[..., 0])
+
+
+@torch.no_grad()
+def test_answers_are_those_computed_by_hand():
+    net, matches = checks.made("cne", blocks=3, width=16), checks.points(2, 20, 4)
+    torch.testing.assert_close(net(matches), by_hand.answer(by_hand.cne, net, matches))
 
 
 def test_wrong_settings_are_named():

@@ -7,11 +7,12 @@ from ananet.networks.graphs import (
     _adjacency,
     _spread,
     edge_weights,
-    laplacian_basis,
+    eigenvector_basis,
     nearest_matches,
+    subspace_basis,
     with_itself,
 )
-from tests.networks.checks import laplacian_basis_exact, points
+from tests.networks.checks import points
 
 SIGMA, FLOOR = 0.1, 0.05
 
@@ -63,17 +64,17 @@ def test_laplacian_is_that_of_the_authors():
     expected = np.linalg.eigvalsh(np.diag(adjacency.sum(1)) - adjacency)
     near = nearest_matches(matches, 4)
     assert (edge_weights(near, SIGMA, FLOOR) > 0).all()
-    basis = laplacian_basis_exact(near, 25, SIGMA, FLOOR)
+    basis = eigenvector_basis(matches, near, 25, SIGMA, FLOOR)
     np.testing.assert_allclose(basis.values[0].numpy(), expected, atol=1e-10)
-    np.testing.assert_allclose(laplacian_basis(matches, near, 25, SIGMA, FLOOR).values[0].numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(subspace_basis(matches, near, 25, SIGMA, FLOOR).values[0].numpy(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("matches", [300, 1500])
 def test_smoothing_is_that_of_exact_eigenvectors(matches):
     drawn = synthesize(2, torch.Generator().manual_seed(0), SyntheticSettings(matches=matches)).matches
     near = nearest_matches(drawn, 8)
-    found = laplacian_basis(drawn, near, 32, SIGMA, FLOOR)
-    exact = laplacian_basis_exact(near, 32, SIGMA, FLOOR)
+    found = subspace_basis(drawn, near, 32, SIGMA, FLOOR)
+    exact = eigenvector_basis(drawn, near, 32, SIGMA, FLOOR)
     torch.testing.assert_close(found.values, exact.values, atol=2e-3, rtol=0.02)
     unit = torch.eye(32).expand(2, -1, -1)
     torch.testing.assert_close(found.vectors.mT @ found.vectors, unit, atol=1e-4, rtol=0)
@@ -86,26 +87,28 @@ def test_smoothing_is_that_of_exact_eigenvectors(matches):
         assert (found.smooth(fields, 10.0) - expected).norm() < most * expected.norm()
 
 
-def test_the_order_and_padding_of_matches_have_no_part():
+@pytest.mark.parametrize("find_basis", [eigenvector_basis, subspace_basis])
+def test_the_order_and_padding_of_matches_have_no_part(find_basis):
     matches = points(1, 60, 4)
     order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
     motion = matches[..., 2:] - matches[..., :2]
-    basis = laplacian_basis(matches, nearest_matches(matches, 8), 32, SIGMA, FLOOR)
+    basis = find_basis(matches, nearest_matches(matches, 8), 32, SIGMA, FLOOR)
     smooth = basis.smooth(motion, 10.0)
-    turned = laplacian_basis(matches[:, order], nearest_matches(matches[:, order], 8), 32, SIGMA, FLOOR)
+    turned = find_basis(matches[:, order], nearest_matches(matches[:, order], 8), 32, SIGMA, FLOOR)
     torch.testing.assert_close(turned.smooth(motion[:, order], 10.0), smooth[:, order], atol=1e-6, rtol=1e-5)
     padded = torch.cat([matches, torch.full((1, 9, 4), 5.0, dtype=torch.float64)], dim=1)
     mask = (torch.arange(69) < 60)[None]
     near = nearest_matches(padded, 8, mask)
-    masked = laplacian_basis(padded, near, 32, SIGMA, FLOOR, mask)
+    masked = find_basis(padded, near, 32, SIGMA, FLOOR, mask)
     assert masked.vectors[0, 60:].abs().sum() == 0
     longer = torch.nn.functional.pad(motion, (0, 0, 0, 9), value=7.0)
     torch.testing.assert_close(masked.smooth(longer, 10.0)[:, :60], smooth, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("find_basis", [eigenvector_basis, subspace_basis])
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
-def test_identical_matches_have_a_constant_for_a_basis(n):
+def test_identical_matches_have_a_constant_for_a_basis(n, find_basis):
     matches = torch.full((1, n, 4), 0.2)
-    basis = laplacian_basis(matches, nearest_matches(matches, 8), 32, SIGMA, FLOOR)
+    basis = find_basis(matches, nearest_matches(matches, 8), 32, SIGMA, FLOOR)
     assert basis.vectors.isfinite().all() and basis.values.isfinite().all()
     torch.testing.assert_close(basis.smooth(matches, 10.0), matches, atol=1e-4, rtol=1e-4)

@@ -3,9 +3,9 @@ import torch
 
 from ananet import InputError
 from ananet.networks import LMCNet, LMCNetSettings
-from ananet.networks.graphs import nearest_matches, with_itself
+from ananet.networks.graphs import nearest_matches, subspace_basis, with_itself
 from ananet.networks.lmcnet import CoherenceLayer, LocalLayer
-from tests.networks import checks
+from tests.networks import by_hand, checks
 
 SMALL = {"blocks": 2, "width": 32, "clusters": 16}
 
@@ -15,8 +15,15 @@ def test_parameter_count_of_the_authors():
 
 
 @pytest.mark.parametrize("check", checks.OF_EVERY_NETWORK)
-def test_it_is_a_network(check):
-    check(checks.made("lmcnet", **SMALL))
+@pytest.mark.parametrize("basis", ["eigenvectors", "subspace"])
+def test_it_is_a_network(check, basis):
+    check(checks.made("lmcnet", **SMALL, basis=basis))
+
+
+@torch.no_grad()
+def test_answers_are_those_computed_by_hand():
+    net, matches = checks.made("lmcnet", **SMALL), checks.points(2, 60, 4)
+    torch.testing.assert_close(net(matches), by_hand.answer(by_hand.lmcnet, net, matches), atol=1e-6, rtol=1e-6)
 
 
 def test_it_learns():
@@ -46,9 +53,7 @@ def test_a_coherence_layer_sees_nothing_in_constant_features():
     layer.first.register_forward_pre_hook(lambda _, given: found.append(given[0]))
     matches = checks.points(1, 200, 4)
     near = nearest_matches(matches, 8)
-    from ananet.networks.graphs import laplacian_basis
-
-    basis = laplacian_basis(matches, near, net.settings.vectors, 0.1, 0.05)
+    basis = subspace_basis(matches, near, net.settings.vectors, 0.1, 0.05)
     constant = torch.ones(1, 200, 3, dtype=torch.float64)
     layer(constant, basis)
     assert found[-1].abs().max() < 1e-6

@@ -6,7 +6,7 @@ from ananet.core import geometry
 from ananet.networks import OANet, OANetSettings, inlier_weights
 from ananet.networks.oanet import MAX_RESIDUAL
 from tests.conftest import make_problem
-from tests.networks import checks
+from tests.networks import by_hand, checks
 
 SMALL = {"width": 32, "clusters": 20, "depth": 2}
 
@@ -19,7 +19,9 @@ def test_parameter_count_of_the_paper():
 
 
 @pytest.mark.parametrize("check", checks.OF_EVERY_NETWORK)
-@pytest.mark.parametrize("settings", [{}, {"bottleneck": 6, "side": ("ratio",)}, {"stages": 1}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"bottleneck": 6, "side": ("ratio",)}, {"stages": 1}, {"eight_point": "careful"}]
+)
 def test_it_is_a_network(check, settings):
     check(checks.made("oanet", **SMALL, **settings))
 
@@ -29,8 +31,16 @@ def test_it_learns():
 
 
 @torch.no_grad()
-def test_the_second_stage_sees_what_the_first_found():
-    net = checks.made("oanet", **SMALL)
+@pytest.mark.parametrize("bottleneck", [None, 6])
+def test_answers_are_those_computed_by_hand(bottleneck):
+    net = checks.made("oanet", **SMALL, bottleneck=bottleneck)
+    matches = make_problem(noise=0.5).matches._as_tensors().normalized()[None]
+    torch.testing.assert_close(net(matches), by_hand.answer(by_hand.oanet, net, matches), atol=1e-6, rtol=1e-6)
+
+
+@torch.no_grad()
+def test_the_careful_second_stage_sees_what_the_first_found():
+    net = checks.made("oanet", **SMALL, eight_point="careful")
     matches = make_problem(noise=0.5).matches._as_tensors().normalized()[None]
     first, second = net.stages(matches)
     assert len(net.supervision(matches).weights) == 2

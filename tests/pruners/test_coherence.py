@@ -6,10 +6,9 @@ import torch
 
 import ananet
 from ananet import InputError
-from ananet.networks.graphs import nearest_matches
+from ananet.networks.graphs import eigenvector_basis, nearest_matches
 from ananet.pruners import coherence
 from tests.conftest import make_problem
-from tests.networks.checks import laplacian_basis_exact
 
 
 def test_gms_keeps_company_through_rotation_and_scale():
@@ -176,7 +175,7 @@ def test_a_smooth_motion_is_told_from_scattered_matches():
 def test_residuals_are_those_of_the_closed_form():
     problem = make_problem(inliers=200, outliers=100)
     points = problem.matches._as_tensors().normalized().double()[None]
-    exact = laplacian_basis_exact(nearest_matches(points, 8), 32, 0.1, 0.05)
+    exact = eigenvector_basis(points, nearest_matches(points, 8), 32, 0.1, 0.05)
     motion = points[..., 2:] - points[..., :2]
     scaled = (exact.vectors.mT @ motion) / (1 + 30 * exact.values[..., None])
     residual = (exact.vectors @ scaled - motion).norm(dim=-1)[0]

@@ -10,6 +10,7 @@ import ananet
 from ananet import InputError
 from ananet.networks import ANANet, ANANetSettings, load_network, save_network
 from ananet.pruners import LearnedPruner, learned
+from ananet.weights import bundled_path
 from tests.conftest import make_problem
 from tests.pruners.answers import check_answer
 
@@ -44,6 +45,22 @@ def test_a_probability_decides(weights, problem):
     for wrong in (math.nan, "a", None, True):
         with pytest.raises(InputError, match="threshold: expected a number, got"):
             ananet.load(weights / "plain.safetensors", threshold=wrong)
+
+
+@pytest.mark.parametrize(("name", "probability"), [("cne", 0.5), ("lmcnet", 0.95)])
+def test_the_authors_decide_by_what_the_network_said_before_calibration(name, probability, problem, tmp_path):
+    network, card = load_network(bundled_path(name))
+    path = tmp_path / "calibrated.safetensors"
+    before = LearnedPruner(network, "cpu", probability, 1)(problem.matches)
+    network.rescale_logits(0.5, -1.25)
+    save_network(path, network, card | {"calibration": {"line": [0.5, -1.25]}})
+    kept = ananet.load(f"{path}@threshold=authors@conflict_odds=1", device="cpu")(problem.matches)
+    np.testing.assert_array_equal(kept.mask, before.mask)
+    assert kept.mask.any() and not np.array_equal(kept.mask, kept.scores > 0.5)
+    for broken in ({}, {"line": 3}, {"line": ["a", "b"]}):
+        save_network(path, network, {"calibration": broken})
+        with pytest.raises(InputError, match="threshold: expected a number, as these weights do not record"):
+            ananet.load(path, threshold="authors")
 
 
 def test_coordinates_beyond_reason_are_undecided(weights):

@@ -137,5 +137,8 @@ def test_fitted_networks_say_how_many_matches_are_right(network, data):
         fitted.load_state_dict(network.state_dict())
         fitted.rescale_logits(2.0, 3.0)
         assert mean_gap(fitted, limit) > 0.05
-        fit_scores(fitted, pairs, torch.device("cpu"), LabelRule(limit))
+        before = fitted.head.bias.item()
+        found = fit_scores(fitted, pairs, torch.device("cpu"), LabelRule(limit))
+        scale, shift = found["line"]
+        assert list(found) == ["line"] and fitted.head.bias.item() == pytest.approx(scale * before + shift)
         assert mean_gap(fitted, limit) < 0.01

@@ -52,6 +52,7 @@ def test_a_run_leaves_weights_checkpoints_and_a_log(settings, tmp_path):
     assert network.settings == SMALL
     assert card["steps"] == 8 and card["settings"]["seed"] == 0
     assert set(card["validation"]) == {"precision", "recall", "f1", "average_precision"}
+    assert list(card["calibration"]) == ["line"] and card["training_scenes"]
     assert not {"pairs", "validation"} & set(card["settings"]), "where the pairs lay says nothing to others"
     assert ananet.load(tmp_path / "run" / WEIGHTS).name == "weights"
 

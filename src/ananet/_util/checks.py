@@ -158,7 +158,7 @@ def describe(kind: Any) -> str:
     if kind is None or kind is type(None):
         return "none"
     if origin is Literal:
-        return "one of " + ", ".join(map(str, inner))
+        return ("one of " if len(inner) > 1 else "") + ", ".join(map(str, inner))
     if origin is tuple:
         count = "a list of" if inner[-1:] == (Ellipsis,) else str(len(inner))
         return f"{count} {several.get(inner[0], 'values')}"

@@ -1,6 +1,9 @@
 """Numbers and names that several modules share, each defined once. Imports nothing, so that `--help` stays quick."""
 
 PRUNER = "ananet"
+# Of two photos with at most so many matches the default pruner attends to all of them instead of to seeds: that solves more
+# of the pairs with few right matches (docs/evaluation.md). With more, it would take time that grows with their square.
+ATTEND_TO_ALL = 5000
 # For reconstructions: wrong matches near the epipolar line hardly change the pose of a pair, but spoil tracks.
 RECONSTRUCTION_PRUNER = "ananet@threshold=0.5"
 DETECTOR = "sift"

@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_matcher(parser)
     add("--images", type=Path, metavar="DIR", help="photos of a pair list (default: beside it)")
     add("--limit", type=int, metavar="N", help="at most N pairs of each source, evenly spread")
+    add("--scenes", metavar="A,B,...", help="only pairs of these scenes (default: all)")
     fewer = "remove wrong matches at random until at most this share of a pair is wrong"
     add("--outlier-share", type=float, metavar="S", help=fewer)
     add("--predictions", type=Path, metavar="DIR", help="reuse predictions stored here, add missing ones")
@@ -109,6 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         estimators=arguments.estimator.split(","),
         detectors=detectors,
         matcher=shared.matcher_name(arguments),
+        scenes=None if arguments.scenes is None else arguments.scenes.split(","),
         prediction_folder=arguments.predictions,
         progress=sys.stderr.isatty(),
         **{name: getattr(arguments, name) for name in (*posing, *matching)},

@@ -147,19 +147,24 @@ def weighted_homography(points0: Tensor, points1: Tensor, weights: Tensor) -> Te
     return H / torch.linalg.matrix_norm(H)[..., None, None].clamp_min(tiny(H))
 
 
-def weighted_eight_point(points0: Tensor, points1: Tensor, weights: Tensor | None = None) -> Tensor:
+def weighted_eight_point(
+    points0: Tensor, points1: Tensor, weights: Tensor | None = None, *, normalize: bool = True
+) -> Tensor:
     """The matrix E of norm 1 that minimises sum_i w_i (p1_i^T E p0_i)^2, differentiable, [... x 3 x 3].
 
-    Points are centred and scaled first (Hartley 1997), with the same weights. At least eight matches of
-    positive weight are needed for a unique solution. Computes in float64: the normal matrix squares
+    Points are centred and scaled first (Hartley 1997), with the same weights, unless `normalize` is False. At least
+    eight matches of positive weight are needed for a unique solution. Computes in float64: the normal matrix squares
     the condition number, which is too much for float32.
     """
     dtype = points0.dtype
     points0, points1 = points0.double(), points1.double()
     weights = torch.ones_like(points0[..., 0]) if weights is None else weights.double()
     weights = weights / weights.sum(-1, keepdim=True).clamp_min(tiny(weights))
-    p0, T0 = hartley_normalize(points0, weights)
-    p1, T1 = hartley_normalize(points1, weights)
+    unit = torch.eye(3, dtype=points0.dtype, device=points0.device)
+    (p0, T0), (p1, T1) = (
+        hartley_normalize(points, weights) if normalize else (homogeneous(points), unit)
+        for points in (points0, points1)
+    )
     rows = (p1[..., :, None] * p0[..., None, :]).flatten(-2)
     normal = (rows * weights[..., None]).mT @ rows
     E = T1.mT @ smallest_eigenvector(normal).unflatten(-1, (3, 3)) @ T0

@@ -211,7 +211,7 @@ PAPER_INPUT = Table(
 
 
 PAPER_LABEL = Table(
-    "The paper's label: networks alone, at a calibrated probability of 0.5",
+    "The paper's label: networks alone, at calibrated 0.5",
     (*QUALITY, *POSES),
     (
         f"ananet-paper{ALONE}",
@@ -257,7 +257,7 @@ def by_scene(measured: Measurements, network: str) -> list[dict[str, str]]:
         {
             "scene": scene,
             "F1": share(own[scene]["f1"]),
-            "F1, `label=line`, alone": share(by_line[scene]["f1"]),
+            "F1, `label=line`, calibrated 0.5": share(by_line[scene]["f1"]),
             "PoseLib AUC@5": f"{own[scene]['auc']:.1f}",
             "PoseLib AUC@5 of `ratio`": f"{ratio[scene]['auc']:.1f}",
         }

@@ -41,6 +41,8 @@ class MatchSettings(Settings):
     """Photos are scaled to it; of stored matches, the pixel coordinates are. None for the original size."""
     limit: int | None = None
     """At most this many pairs, evenly spread over the source; None for all."""
+    scenes: tuple[str, ...] | None = None
+    """Only pairs of these; None for all."""
     outlier_share: float | None = None
     """Remove wrong matches at random until at most this share of a pair is wrong; None keeps all."""
     neighbours: int = 1
@@ -74,26 +76,41 @@ class MatchSettings(Settings):
     @property
     def words(self) -> str:
         """What else is special about the matches."""
+        chosen = "" if self.scenes is None else f", of {', '.join(self.scenes)}"
         thinned = "" if self.outlier_share is None else f", at most {self.outlier_share:.0%} of a pair's matches wrong"
-        return thinned + (", cameras hidden" if self.hide_cameras else "")
+        return chosen + thinned + (", cameras hidden" if self.hide_cameras else "")
 
 
 class Pairs(ABC):
-    """Labelled pairs by number; `available` is their number without the limit."""
+    """Labelled pairs by number."""
 
     photos = 0
     """Number of photos with features to compute before pairs are read."""
 
     def __init__(self, source: Source, settings: MatchSettings, available: int) -> None:
-        self.settings, self.available = settings, available
+        self.settings = settings
         self.title, self.kind, self.models = source.title, source.name, source.models
-        count = available if settings.limit is None else min(settings.limit, available)
-        self.chosen = [number * available // count for number in range(count)]
-        """Numbers of the available pairs within the limit."""
+        numbers: Sequence[int] = range(available)
+        if settings.scenes is not None:
+            scene_of_pairs = self.scene_of_pairs()
+            unknown = sorted(set(settings.scenes) - set(scene_of_pairs))
+            if unknown:
+                known = ", ".join(sorted(set(scene_of_pairs))) or "no scene"
+                raise InputError(f"scenes: expected some of {known}, got {', '.join(unknown)}")
+            numbers = [number for number in numbers if scene_of_pairs[number] in settings.scenes]
+        self.available = len(numbers)
+        """Number of pairs of the chosen scenes, without the limit."""
+        count = self.available if settings.limit is None else min(settings.limit, self.available)
+        self.chosen = [numbers[number * self.available // count] for number in range(count)]
+        """Numbers of these pairs within the limit."""
+
+    @abstractmethod
+    def scene_of_pairs(self) -> Sequence[str]:
+        """The scene of every pair of the source."""
 
     @abstractmethod
     def read(self, number: int) -> LabelledPair:
-        """One of the available pairs."""
+        """One of the source's pairs."""
 
     @abstractmethod
     def matching(self) -> str:
@@ -116,8 +133,11 @@ class StoredMatches(Pairs):
     """Pairs with stored matches and labels."""
 
     def __init__(self, source: StoredPairs, settings: MatchSettings) -> None:
-        super().__init__(source, settings, len(source))
         self.source = source
+        super().__init__(source, settings, len(source))
+
+    def scene_of_pairs(self) -> Sequence[str]:
+        return self.source.scene_of_pairs()
 
     def read(self, number: int) -> LabelledPair:
         pair, longest_side = self.source[number], self.settings.longest_side
@@ -142,7 +162,7 @@ class PhotoPairs(Pairs):
 
     @abstractmethod
     def views_of(self, number: int) -> Sequence[Any]:
-        """Both photos of one of the available pairs."""
+        """Both photos of one of the source's pairs."""
 
     @abstractmethod
     def key(self, view: Any) -> str:
@@ -201,6 +221,9 @@ class PosedPhotoPairs(PhotoPairs):
         """Name of the scene, and the two photos."""
         super().__init__(source, settings, len(self.pairs), feature_folder, device)
 
+    def scene_of_pairs(self) -> Sequence[str]:
+        return [scene for scene, _ in self.pairs]
+
     def read(self, number: int) -> LabelledPair:
         scene, pair = self.pairs[number]
         first, second = map(self.features, self.views_of(number))
@@ -234,6 +257,9 @@ class HomographyPhotoPairs(PhotoPairs):
     ) -> None:
         self.pairs = source.pairs()
         super().__init__(source, settings, len(self.pairs), feature_folder, device)
+
+    def scene_of_pairs(self) -> Sequence[str]:
+        return [pair.scene for pair in self.pairs]
 
     def read(self, number: int) -> LabelledPair:
         pair = self.pairs[number]

@@ -282,6 +282,7 @@ def evaluate(
     candidates: int = 1,
     matcher: str = "nearest",
     limit: int | None = None,
+    scenes: Sequence[str] | None = None,
     outlier_share: float | None = None,
     image_folder: str | Path | None = None,
     prediction_folder: str | Path | None = None,
@@ -311,6 +312,7 @@ def evaluate(
         longest_side: photos are scaled to it, instead of the protocol's.
         candidates: putative matches per keypoint.
         limit: at most this many pairs of each source, evenly spread.
+        scenes: only pairs of these.
         outlier_share: remove wrong matches at random until at most this share of a pair is wrong.
         image_folder: photos of a pair list.
         prediction_folder: stored predictions are reused, missing ones are stored here while the evaluation runs, so
@@ -337,6 +339,7 @@ def evaluate(
     names = _several(own.get("detector", DETECTOR) if detectors is None else detectors)
     if not names or len(set(names)) < len(names):
         raise InputError(f"detectors: expected different ones, got {', '.join(names) or 'none'}")
+    own |= {"scenes": None if scenes is None else _several(scenes)}
     own |= {"limit": limit, "outlier_share": outlier_share, "neighbours": candidates, "matcher": matcher}
     instead = {"max_keypoints": max_keypoints, "longest_side": longest_side}
     own |= {name: value for name, value in instead.items() if value is not None}
@@ -385,9 +388,9 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="ananet-features-") as features:
         opened = (source, match_settings, Path(features), device)
         pairs = open_pairs(*opened)
-        origins = {
-            c.name: Origin(c.name, c.options, c.weights_sha256, pairs.kind, match_settings.to_dict()) for c in choices
-        }
+        # Lists instead of tuples, as they are read from a file of predictions.
+        settings = json.loads(json.dumps(match_settings.to_dict()))
+        origins = {c.name: Origin(c.name, c.options, c.weights_sha256, pairs.kind, settings) for c in choices}
         store = PredictionStore(prediction_folder, origins, len(pairs))
         missing = [choice for choice in choices if choice.name not in store.complete]
         here = [choice for choice in missing if choice.learned and gpu.type != "cpu"]

@@ -16,6 +16,7 @@ from ananet.networks.base import (
     save_network,
 )
 from ananet.networks.cne import CNe, CNeSettings
+from ananet.networks.dematch import DeMatch, DeMatchSettings
 from ananet.networks.lmcnet import LMCNet, LMCNetSettings
 from ananet.networks.oanet import OANet, OANetSettings
 
@@ -27,6 +28,8 @@ __all__ = [
     "ANANetSettings",
     "CNe",
     "CNeSettings",
+    "DeMatch",
+    "DeMatchSettings",
     "LMCNet",
     "LMCNetSettings",
     "Network",

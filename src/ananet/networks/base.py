@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
@@ -35,6 +35,8 @@ class NetworkSettings(Settings):
     """Of the network."""
     side: tuple[str, ...] = ()
     """Input beside the four coordinates: some of ratio, mutual, size, angle. Each may be missing in use."""
+    before: ClassVar[Mapping[str, Any]] = {}
+    """What newer settings were for weight files that do not have them, where that is not the default."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,6 +93,8 @@ class Network(nn.Module):
     settings: NetworkSettings
     geometric: ClassVar[Literal["inliers", "virtual", "matrix"]] = "inliers"
     """Geometric loss of its authors, for training with `geometric_weight`; see `ananet.training.loss`."""
+    authors_probability: ClassVar[float] = 0.5
+    """Its authors keep a match above this probability, which comes from the balanced loss, without calibration."""
 
     def __init__(self, settings: NetworkSettings | None = None) -> None:
         super().__init__()
@@ -179,6 +183,12 @@ class Network(nn.Module):
             raise InputError(_difference(other, self))
         self.load_state_dict(other.state_dict())
 
+    def with_settings(self, **changes: Any) -> Network:
+        """A network with the same weights and some settings changed, of those that no weight depends on."""
+        changed = make_network(replace(self.settings, **changes))
+        changed.load_state_dict(self.state_dict())
+        return changed.to(next(self.parameters())).train(self.training)
+
     def description(self) -> dict[str, Any]:
         """Name, settings and number of parameters."""
         return {**self.settings.to_dict(), "parameters": sum(parameter.numel() for parameter in self.parameters())}
@@ -192,6 +202,7 @@ NETWORKS: Registry[Network] = Registry(
         "acne": "ananet.networks.acne:ACNe",
         "oanet": "ananet.networks.oanet:OANet",
         "lmcnet": "ananet.networks.lmcnet:LMCNet",
+        "dematch": "ananet.networks.dematch:DeMatch",
     },
 )
 """Networks by name; `@NETWORKS.add` adds one."""
@@ -273,7 +284,9 @@ def load_network(path: str | Path) -> tuple[Network, dict[str, Any]]:
 def _checked_network(path: Path, header: Any, shapes: dict[str, tuple[int, ...]]) -> Network:
     """The network that the header describes; built only if the file's tensors are those of such a network."""
     try:
-        settings = NetworkSettings.from_dict(header)
+        settings: NetworkSettings = NetworkSettings.from_dict(header)
+        older = {name: value for name, value in settings.before.items() if name not in header}
+        settings = replace(settings, **older)
     except InputError as error:
         raise InputError(f"weights: {path}: {error}") from None
     # A sketch without memory: a header of a few bytes could ask for gigabytes.

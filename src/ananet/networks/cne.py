@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ananet._util.checks import check_whole_number
+from ananet._util.checks import check_positive, check_whole_number
 from ananet.networks.base import Network, NetworkSettings, rescale_linear, zero_at_padding
 from ananet.networks.layers import ContextBatchNorm
 
@@ -22,19 +24,23 @@ class CNeSettings(NetworkSettings):
     """Residual blocks of two layers."""
     width: int = 128
     """Number of features of a match."""
+    batch_eps: float = 1e-3
+    """Of the batch norms: the default of its authors' framework."""
+    before: ClassVar[Mapping[str, Any]] = {"batch_eps": 1e-5}
 
     def check(self) -> None:
         for name, most in (("blocks", 100), ("width", 4096)):
             check_whole_number(name, getattr(self, name), 1, most)
+        check_positive("batch_eps", self.batch_eps)
 
 
 class CNeBlock(nn.Module):
     """Twice linear layer, context norm, batch norm, ReLU; nothing after the sum."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, batch_eps: float) -> None:
         super().__init__()
         self.linears = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
-        self.norms = nn.ModuleList(ContextBatchNorm(width, affine=False) for _ in range(2))
+        self.norms = nn.ModuleList(ContextBatchNorm(width, affine=False, batch_eps=batch_eps) for _ in range(2))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         inner = x
@@ -55,7 +61,7 @@ class CNe(Network):
         super().__init__(settings)
         width = self.settings.width
         self.encoder = nn.Linear(self.settings.channels, width)
-        self.blocks = nn.ModuleList(CNeBlock(width) for _ in range(self.settings.blocks))
+        self.blocks = nn.ModuleList(CNeBlock(width, self.settings.batch_eps) for _ in range(self.settings.blocks))
         self.head = nn.Linear(width, 1)
         self.apply(start_small)
 

@@ -1,11 +1,11 @@
 """Graphs of neighbouring matches, and the smoothest functions on them: what LMCNet and LMF call motion coherence.
 
 A smooth field over matches is a sum of eigenvectors of the graph's Laplacian with small eigenvalues (Liu et al.,
-CVPR 2021). Its authors find 32 of them for every pair on the CPU before training. Here a whole batch is done on its
-device, by subspace iteration with Chebyshev polynomials (Zhou et al., 2006): products with a sparse matrix and
-decompositions of small ones. Since smoothing needs the space that the eigenvectors span and not each of them, a few
-iterations are enough: what is left out lies at the upper end of the 32, where eigenvalues are close to the next ones.
-Motion comes out within a percent from 300 matches on, within five below.
+CVPR 2021). Its authors find 32 of them for every pair on the CPU before training: `eigenvector_basis`. `subspace_basis`
+does a whole batch on its device, by subspace iteration with Chebyshev polynomials (Zhou et al., 2006): products with a
+sparse matrix and decompositions of small ones. Since smoothing needs the space that the eigenvectors span and not each
+of them, a few iterations are enough: what is left out lies at the upper end of the 32, where eigenvalues are close to
+the next ones. Motion comes out within a percent from 300 matches on, within five below.
 
 Matches are [B x N x 4], masks [B x N] with True for real ones.
 """
@@ -117,14 +117,37 @@ def _adjacency(near: Neighbours, weights: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def laplacian_basis(
+def eigenvector_basis(
     matches: Tensor, near: Neighbours, vectors: int, sigma: float, floor: float, mask: Tensor | None = None
 ) -> Basis:
     """The smoothest functions on a graph of neighbours: eigenvectors of L = D(A) - A, A being the normalised adjacency.
 
+    By decomposing the whole [N x N] matrix of each pair in double precision on the CPU, in time cubic in N. Columns of
+    0 fill up where there are fewer matches than `vectors`. Edges have a weight of at least `floor`, and 1 / e at a
+    distance of `sigma`.
+    """
+    with torch.autocast(matches.device.type, enabled=False):
+        adjacency = _adjacency(near, edge_weights(near, sigma, floor)).double().cpu()
+        pairs, count, _ = adjacency.shape
+        basis = Basis(adjacency.new_zeros(pairs, count, vectors), adjacency.new_zeros(pairs, vectors))
+        real = torch.ones(pairs, count, dtype=torch.bool) if mask is None else mask.cpu()
+        for pair, graph, own in zip(range(pairs), adjacency, real, strict=True):
+            among = graph[own][:, own]
+            values, found = torch.linalg.eigh(among.sum(-1).diag() - among)
+            basis.vectors[pair, own, : len(values)] = found[:, :vectors]
+            basis.values[pair, : len(values)] = values[:vectors].clamp_min(0)
+        return Basis(*(part.to(matches) for part in basis))
+
+
+@torch.no_grad()
+def subspace_basis(
+    matches: Tensor, near: Neighbours, vectors: int, sigma: float, floor: float, mask: Tensor | None = None
+) -> Basis:
+    """`eigenvector_basis`, nearly, for many pairs at once on any device.
+
     It starts from functions of the matches [B x N x 4], so their order has no part. Columns of about 0 fill up where
-    there are fewer matches than `vectors`. Edges have a weight of at least `floor`, and 1 / e at a distance of `sigma`.
-    Not for compiled graphs, since decompositions make the host wait for the device.
+    there are fewer matches than `vectors`. Not for compiled graphs, since decompositions make the host wait for the
+    device.
     """
     with torch.autocast(matches.device.type, enabled=False):
         weights = edge_weights(near, sigma, floor)

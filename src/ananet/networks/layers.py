@@ -105,8 +105,10 @@ class ContextBatchNorm(nn.BatchNorm1d):
     follow from those of the pairs.
     """
 
-    def __init__(self, width: int, context_eps: float = CONTEXT_EPS, affine: bool = True) -> None:
-        super().__init__(width, affine=affine)
+    def __init__(
+        self, width: int, context_eps: float = CONTEXT_EPS, affine: bool = True, batch_eps: float = 1e-5
+    ) -> None:
+        super().__init__(width, eps=batch_eps, affine=affine)
         self.context_eps = context_eps
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

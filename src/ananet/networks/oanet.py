@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +14,8 @@ from ananet.core import geometry
 from ananet.networks.base import Network, NetworkSettings, inlier_weights, rescale_linear, zero_at_padding
 from ananet.networks.layers import OrderAware, PointCN, Pool, Unpool
 
-# Squared epipolar distances beyond are the same to the second stage. The authors' are not limited, but near an epipole
-# they have no limit, and one such match would outweigh the context of all others.
+# Of the careful eight-point solution: squared epipolar distances beyond are the same to the second stage. Near an
+# epipole they have no limit.
 MAX_RESIDUAL = 10.0
 
 
@@ -33,6 +35,10 @@ class OANetSettings(NetworkSettings):
     bottleneck: int | None = None
     """If given, order-aware blocks mix clusters through this many (the authors' OAFilterBottleneck, which they
     recommend for small data sets)."""
+    eight_point: Literal["plain", "careful"] = "plain"
+    """How geometry is found between stages. plain: as its authors do, from calibrated coordinates as they are, with
+    residuals as they come. careful: from centred and scaled ones, with limited residuals."""
+    before: ClassVar[Mapping[str, Any]] = {"eight_point": "careful"}
 
     def check(self) -> None:
         for name, most in (("stages", 10), ("depth", 100), ("width", 4096), ("clusters", 4096)):
@@ -92,22 +98,23 @@ class OANet(Network):
     def stages(self, matches: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         found = [self.parts[0](matches, mask)]
         for part in list(self.parts)[1:]:
-            found.append(part(torch.cat([matches, _verdict(matches, found[-1], mask)], dim=-1), mask))
+            found.append(part(torch.cat([matches, self._verdict(matches, found[-1], mask)], dim=-1), mask))
         return found
+
+    @torch.no_grad()
+    def _verdict(self, matches: Tensor, logits: Tensor, mask: Tensor | None) -> Tensor:
+        """[B x N x 2] squared distance to the geometry that a stage found, and the stage's weights."""
+        careful = self.settings.eight_point == "careful"
+        with torch.autocast(matches.device.type, enabled=False):
+            points0, points1 = matches[..., :2], matches[..., 2:4]
+            real = torch.ones_like(logits, dtype=torch.bool) if mask is None else mask
+            weights = inlier_weights(logits.to(matches.dtype)) * real
+            # With fewer left rounding would choose among solutions: then all matches have a say.
+            enough = (weights > 0).sum(1, keepdim=True) > (8 if careful else 7)
+            trusted = torch.where(enough, weights, real.to(weights.dtype))
+            E = geometry.weighted_eight_point(points0, points1, trusted, normalize=careful)
+            residual = geometry.symmetric_epipolar_distance_squared(points0, points1, E)
+            return torch.stack([residual.clamp(max=MAX_RESIDUAL) if careful else residual, weights], dim=-1)
 
     def rescale_logits(self, scale: float, shift: float) -> None:
         rescale_linear(self.parts[-1].head, scale, shift)  # type: ignore[arg-type]
-
-
-@torch.no_grad()
-def _verdict(matches: Tensor, logits: Tensor, mask: Tensor | None) -> Tensor:
-    """[B x N x 2] squared distance to the geometry that a stage found, and the stage's weights."""
-    with torch.autocast(matches.device.type, enabled=False):
-        points0, points1 = matches[..., :2], matches[..., 2:4]
-        real = torch.ones_like(logits, dtype=torch.bool) if mask is None else mask
-        weights = inlier_weights(logits.to(matches.dtype)) * real
-        # With fewer than nine left rounding would choose among solutions: then all matches have a say.
-        enough = (weights > 0).sum(1, keepdim=True) > 8
-        E = geometry.weighted_eight_point(points0, points1, torch.where(enough, weights, real.to(weights.dtype)))
-        residual = geometry.symmetric_epipolar_distance_squared(points0, points1, E)
-        return torch.stack([residual.clamp(max=MAX_RESIDUAL), weights], dim=-1)

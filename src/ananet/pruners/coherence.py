@@ -12,7 +12,7 @@ from ananet._util.checks import check_positive, check_probability, check_share, 
 from ananet.core.cameras import FOCAL_GUESS
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
-from ananet.networks.graphs import laplacian_basis, nearest_matches
+from ananet.networks.graphs import nearest_matches, subspace_basis
 from ananet.pruners.base import MAX_LOGIT, PossibleMatchesPruner, margin
 
 CELLS = 20
@@ -239,7 +239,7 @@ class LMF(PossibleMatchesPruner):
     def _logits(self, matches: Correspondences) -> Tensor:
         points = in_focal_lengths(matches)[None]
         near = nearest_matches(points, self.neighbours)
-        basis = laplacian_basis(points, near, self.vectors, self.sigma, self.floor)
+        basis = subspace_basis(points, near, self.vectors, self.sigma, self.floor)
         motion = points[..., 2:] - points[..., :2]
         residual = (basis.smooth(motion, self.eta) - motion).norm(dim=-1)[0]
         return margin(self.threshold, residual)

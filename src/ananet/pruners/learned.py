@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.inference.calls import MATCHES_AT_ONCE, DeviceCalls
 from ananet.inference.engines import Progress, engine_for, real_matches
-from ananet.networks import ANANetSettings, Network, load_network, make_network
+from ananet.networks import ANANetSettings, Network, load_network
 from ananet.networks.input import network_input, within_view
 from ananet.pruners.base import MAX_LOGIT, STREAMED_MATCHES, USUAL_MATCHES, Pruned, Pruner, as_result, check_pairs
 
@@ -38,7 +37,8 @@ class LearnedPruner(Pruner):
     Args:
         network: a trained network.
         device: where it runs.
-        threshold: the probability above which a match is kept.
+        threshold: the probability above which a match is kept; "authors" for the decision of the network's authors, by
+            the output of the balanced loss as it was before calibration.
         conflict_odds: of matches that share a point but lie apart in the other image, at most one is right. The odds
             of all but the best are divided by this. 1 means no penalty; with infinity, at most one match per
             point is kept.
@@ -56,7 +56,7 @@ class LearnedPruner(Pruner):
         self,
         network: Network,
         device: str | torch.device = "auto",
-        threshold: float = THRESHOLD,
+        threshold: float | Literal["authors"] = THRESHOLD,
         conflict_odds: float = CONFLICT_ODDS,
         seeds: int | None = None,
         label: str | None = None,
@@ -67,7 +67,10 @@ class LearnedPruner(Pruner):
     ) -> None:
         self.name = name or network.name
         self.card = card or {}
-        self.decision = decision_at(threshold)
+        if threshold == "authors":
+            self.decision = authors_decision(network, self.card, label)
+        else:
+            self.decision = decision_at(threshold)
         self.conflict_odds = check_odds(conflict_odds)
         self.side_input = side_input
         self.progress: Progress | None = None
@@ -104,7 +107,7 @@ class LearnedPruner(Pruner):
         cls,
         path: str | Path,
         device: str | torch.device = "auto",
-        threshold: float = THRESHOLD,
+        threshold: float | Literal["authors"] = THRESHOLD,
         conflict_odds: float = CONFLICT_ODDS,
         seeds: int | None = None,
         label: str | None = None,
@@ -207,9 +210,7 @@ def with_seeds(network: Network, seeds: int) -> Network:
     """A network with the same weights that attends through so many seeds."""
     if not isinstance(network.settings, ANANetSettings):
         raise InputError(f"seeds: expected a network that attends to matches, such as ananet, got {network.name}")
-    changed = make_network(replace(network.settings, seeds=seeds))
-    changed.start_from(network)
-    return changed.train(network.training)
+    return network.with_settings(seeds=seeds)
 
 
 def streamed_on(device: torch.device) -> int:
@@ -221,6 +222,16 @@ def decision_at(threshold: float) -> float:
     """The logit of a probability."""
     threshold = check_probability("threshold", threshold)
     return math.log(threshold / (1 - threshold))
+
+
+def authors_decision(network: Network, card: dict[str, Any], label: str | None) -> float:
+    """The calibrated logit at which the network's authors decide, by the calibration that the model card records."""
+    try:
+        scale, shift = map(float, card["calibration"][label or network.labels[-1]])
+    except (KeyError, TypeError, ValueError):
+        why = "as these weights do not record how their scores were calibrated"
+        raise InputError(f"threshold: expected a number, {why}, got 'authors'") from None
+    return scale * decision_at(network.authors_probability) + shift
 
 
 def check_odds(conflict_odds: float) -> float:

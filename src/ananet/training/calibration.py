@@ -90,8 +90,12 @@ def fit_scores(
     pairs: Sequence[LabelledPair],
     device: torch.device,
     rule: LabelRule = BY_LINE,
-) -> None:
-    """Make the sigmoid of each of the network's outputs the probability of what it tells, on the given pairs."""
+) -> dict[str, tuple[float, float]]:
+    """Make the sigmoid of each of the network's outputs the probability of what it tells, on the given pairs.
+
+    Returns scale and shift of the logits, by label of the output.
+    """
+    fitted = {}
     for label in network.labels:
         answers = predict(LearnedPruner(network, device, conflict_odds=1, label=label), pairs)
         own_rule = rule if label == network.labels[-1] else BY_LINE
@@ -100,7 +104,9 @@ def fit_scores(
             for answer, truth in zip(answers, labels(pairs, own_rule), strict=True)
         ]
         of_output = (label,) if len(network.labels) > 1 else ()
-        network.rescale_logits(*fit_probabilities(labelled), *of_output)
+        fitted[label] = fit_probabilities(labelled)
+        network.rescale_logits(*fitted[label], *of_output)
+    return fitted
 
 
 def fit_probabilities(answers: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:

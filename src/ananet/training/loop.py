@@ -273,12 +273,13 @@ class Trainer:
             return {}
         settings = self.settings
         network = copy.deepcopy(self.average.network)
+        calibration = dict.fromkeys(network.labels, (1.0, 0.0))
         if self.pairs is not None:
             chosen = _that_share_a_view(self.pairs[n] for n in _calibration_pairs(settings, self.pairs))
             kind = "kept out of training" if settings.calibration_scenes else "that were trained on"
             progress.say(f"fitting the scores on {len(chosen)} pairs {kind}")
             if chosen:
-                fit_scores(network, chosen, self.device, settings.label_rule())
+                calibration = fit_scores(network, chosen, self.device, settings.label_rule())
         scores: dict[str, float] = {}
         if self.validation:
             progress.say(f"scoring the weights on {len(self.validation)} validation pairs")
@@ -287,8 +288,13 @@ class Trainer:
         # Where the pairs lay says nothing to others.
         how = {name: value for name, value in settings.to_dict().items() if name not in ("pairs", "validation")}
         card = {"ananet": __version__, "settings": how, **self.notes, "steps": self.step, "validation": scores}
+        card |= {"calibration": calibration, "training_scenes": self._training_scenes()}
         save_network(self.run / WEIGHTS, network, card)
         return scores
+
+    def _training_scenes(self) -> list[str]:
+        left_out = {*self.settings.calibration_scenes, *self.settings.excluded_scenes}
+        return [] if self.pairs is None else sorted(set(self.pairs.scene_of_pairs()) - left_out)
 
 
 class _Supervised(nn.Module):
