@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode.add_argument("--match", action="store_true", help=f"{text} (the default for a database without matches)")
     text = "only prune the matches in the database; of little use for COLMAP's own, which passed its ratio test"
     mode.add_argument("--prune", action="store_true", help=text)
-    text = "all (the default), existing (pairs that have matches), sequential (each image with the next ten by name), "
-    text += "or a text file with two image names per line"
+    text = "all (the default), auto (the most promising tenth, at least five per image), existing (pairs that have "
+    text += "matches), sequential (each image with the next ten by name), or a text file with two image names per line"
     add("--pairs", metavar="WHICH", help=f"which to match: {text}")
     add("-o", "--output", type=Path, help="write a copy here and do not change the database")
     add("--dry-run", action="store_true", help="only count; write nothing")

@@ -23,9 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("photos", type=Path, help="a folder of photos; subfolders count too")
     text = "folder for the model (sparse/0), its picture, the report and the database; a killed call goes on from there"
     add("-o", "--output", type=Path, required=True, metavar="MODEL", help=text)
-    text = (
-        "all (the default), sequential (each photo with the next ten by name), or a text file with two names per line"
-    )
+    text = "all (the default), auto (the most promising tenth, at least five per photo), sequential (each photo with "
+    text += "the next ten by name), or a text file with two names per line"
     add("--pairs", default="all", metavar="WHICH", help=f"which pairs are matched: {text}")
     text = "auto (the default: photos of one size and focal length by EXIF share a camera), one for all photos, or each"
     add("--cameras", default="auto", metavar="HOW", help=f"photos that share a camera: {text}")

@@ -500,7 +500,7 @@ def test_batches_of_a_gpu_give_the_same(tmp_path, monkeypatch):
         monkeypatch.setattr(pruning._Job, "_on_all_cores", way)
         path = synthesize(tmp_path / name)
         summary = match_database(path, "ratio@threshold=0.9", device="cpu")
-        assert set(summary.seconds) == {"read", "match", "prune", "write", "compare"}
+        assert set(summary.seconds) == {"choose", "read", "match", "prune", "write", "compare"}
         found.append((stored_matches(path), summary.after, summary.unseen, summary.doubtful))
     (first, *counts), (second, *others) = found
     assert counts == others and first.keys() == second.keys()

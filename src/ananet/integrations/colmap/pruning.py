@@ -88,7 +88,7 @@ class Summary:
     verified: int | None = None
     """Pairs of the database with inliers to a two-view geometry; None without verification."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Time of each step: read, match, prune, write, compare (pairs with each other), verify; of what runs side by side,
+    """Time of each step: choose (pairs), read, match, prune, write, compare (pairs with each other), verify; of what runs side by side,
     its share of a thread's time."""
 
     @property
@@ -166,8 +166,9 @@ def match_database(
     written one to one: COLMAP expects each keypoint at most once per pair.
 
     Args:
-        pairs: "all"; "existing" for pairs that have matches, which are replaced; "sequential" for each image with the
-            next ten by name; a text file with two image names per line (`ananet.io.pairs`); or the names themselves.
+        pairs: "all"; "auto" for the most promising tenth, at least five per image; "existing" for pairs that have
+            matches, which are replaced; "sequential" for each image with the next ten by name; a text file with two
+            image names per line (`ananet.io.pairs`); or the names themselves.
             Pairs with an image without descriptors are skipped.
         in_parts: commit every few seconds, so that a call that is killed goes on where it stopped.
 
@@ -299,7 +300,8 @@ class _Job:
 
     def matched(self, database: Database, pairs: str | Path | Sequence[tuple[str, str]]) -> tuple[int, Iterator[_Task]]:
         """Return the number of pairs to match, and these pairs."""
-        count, chosen = choose_pairs(database, pairs)
+        with self.summary.timed("choose"):
+            count, chosen = choose_pairs(database, pairs)
         return count, self._timed(self._to_match(database, chosen))
 
     def _to_match(self, database: Database, pairs: Iterable[Pair]) -> Iterator[_Task]:
