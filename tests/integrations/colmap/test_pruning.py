@@ -505,3 +505,19 @@ def test_batches_of_a_gpu_give_the_same(tmp_path, monkeypatch):
     (first, *counts), (second, *others) = found
     assert counts == others and first.keys() == second.keys()
     assert all(np.array_equal(first[number], second[number]) for number in first)
+
+
+def test_a_preview_tries_pairs_from_all_over_the_database(tmp_path):
+    writer = Writer(tmp_path / "a.db")
+    images = [writer.image(np.random.default_rng(number).uniform(0, 400, (40, 2))) for number in range(6)]
+    for first in images:
+        for second in images[first:]:
+            writer.matches(first, second, np.stack([np.arange(40)] * 2, axis=1))
+    writer.close()
+    content = (tmp_path / "a.db").read_bytes()
+    with open_database(tmp_path / "a.db") as database:
+        everything = [pair for pair, _ in database.matched_pairs()]
+        assert len(everything) == 15 and [pair for pair, _ in database.matched_pairs(4)] == everything[3::4]
+    summary = pruning.preview_pruning(tmp_path / "a.db", EveryOther(), device="cpu")
+    assert (summary.pairs, summary.before, summary.after) == (15, 600, 300)
+    assert (tmp_path / "a.db").read_bytes() == content

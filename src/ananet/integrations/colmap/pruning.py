@@ -47,6 +47,8 @@ METHODS = ("poselib", "colmap")
 # Of the matches that are not mutual, and so never stay, the pruner sees only those below this ratio: the others tell
 # it little, and are half of all (docs/speed.md).
 PROMISING_RATIO = 0.95
+# Pairs that show what pruning is worth.
+SAMPLED_PAIRS = 8
 # Keypoints that a thread gets at once.
 MATCHES_TOGETHER = 1024
 
@@ -144,6 +146,16 @@ def prune_database(
     """
     job = _Job(pruner, device, min_matches, min_overlap, matching=False, progress=progress)
     return _run(Path(path), output, job, job.stored, check_verify(verify), dry_run)
+
+
+def preview_pruning(
+    path: str | Path, pruner: str | Path | Pruner | None = None, *, device: str | torch.device = "auto"
+) -> Summary:
+    """Return what `prune_database` would do to some pairs, evenly over the database; nothing is written."""
+    job = _Job(pruner, device, 0, 0.0, matching=False, progress=False)
+    with open_database(Path(path)) as database:
+        job.work(database, *job.sampled(database), write=False)
+    return job.summary
 
 
 def match_database(
@@ -288,8 +300,14 @@ class _Job:
         """Return the number of pairs with matches, and these pairs."""
         return database.count_matched_pairs(), self._timed(self._stored(database))
 
-    def _stored(self, database: Database) -> Iterator[_Task]:
-        for pair, indices in database.matched_pairs():
+    def sampled(self, database: Database) -> tuple[int, Iterator[_Task]]:
+        """Return about `SAMPLED_PAIRS` of the pairs with matches, evenly over all, and their number."""
+        total = database.count_matched_pairs()
+        every = max(1, total // SAMPLED_PAIRS)
+        return total // every, self._timed(self._stored(database, every))
+
+    def _stored(self, database: Database, every: int = 1) -> Iterator[_Task]:
+        for pair, indices in database.matched_pairs(every):
             if self._is_done(database, pair):
                 yield _Task(pair, None, indices)
                 continue
