@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from ananet import load
 from ananet.errors import InputError
+from ananet.features import NearestNeighbours
 from ananet.integrations.colmap import database as colmap_database
 from ananet.integrations.colmap import match_database, prune_database, pruning, verify_database
 from ananet.integrations.colmap.database import Pair, open_database
@@ -521,3 +522,18 @@ def test_a_preview_tries_pairs_from_all_over_the_database(tmp_path):
     summary = pruning.preview_pruning(tmp_path / "a.db", EveryOther(), device="cpu")
     assert (summary.pairs, summary.before, summary.after) == (15, 600, 300)
     assert (tmp_path / "a.db").read_bytes() == content
+
+
+def test_easy_and_hopeless_pairs_show_a_network_less():
+    """By their clear matches: mutual, with a ratio below 0.7."""
+    ratio, mutual = np.tile([0.5, 0.9, 0.97, 0.5, 0.97], 200), np.tile([True, True, True, False, False], 200)
+
+    def shown(clear, hopeless=2):
+        rows = slice(None, 5 * clear)
+        found = NearestNeighbours(np.arange(5 * clear), ratio[rows], mutual[rows])
+        return pruning._worth_showing(found, hopeless)[:5].tolist()
+
+    assert shown(clear=1) == [True, False, False, False, False]
+    assert shown(clear=2) == shown(clear=149) == shown(clear=1, hopeless=0) == [True, True, True, True, False]
+    assert shown(clear=150) == shown(clear=200) == [True, True, False, False, False]
+    assert shown(clear=1, hopeless=None) == shown(clear=200, hopeless=None) == [True, True, True, True, False]

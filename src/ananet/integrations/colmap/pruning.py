@@ -27,7 +27,7 @@ from ananet._util.workers import worker_threads
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.estimators.base import one_to_one
-from ananet.features import nearest_neighbours
+from ananet.features import NearestNeighbours, nearest_neighbours
 from ananet.integrations.colmap.database import Database, Pair, View, copy_database, join, open_database, transaction
 from ananet.integrations.colmap.geometries import verify_with_poselib
 from ananet.integrations.colmap.pairs import ALL_PAIRS, choose_pairs
@@ -47,6 +47,10 @@ METHODS = ("poselib", "colmap")
 # Of the matches that are not mutual, and so never stay, the pruner sees only those below this ratio: the others tell
 # it little, and are half of all (docs/speed.md).
 PROMISING_RATIO = 0.95
+# Mutual matches of SIFT below this ratio tell how hard a pair is (docs/speed.md). With so many of them a network needs
+# no others to compare with, and sees the promising mutual ones alone; with fewer than the second number it sees only
+# these, and the pair is dropped.
+CLEAR_RATIO, EASY, HOPELESS = 0.7, 150, 2
 # Pairs that show what pruning is worth.
 SAMPLED_PAIRS = 8
 # Keypoints that a thread gets at once.
@@ -407,7 +411,9 @@ class _Job:
             return _Putative(task, task.indices, usable, matches)
         first, second = task.views
         found = nearest_neighbours(first.descriptors, second.descriptors, device=self.device)
-        seen = np.flatnonzero(found.mutual | (found.ratio < PROMISING_RATIO))
+        # Other descriptors have other ratios, and other pruners may keep what is not clear.
+        tested = isinstance(self.pruner, LearnedPruner) and first.descriptors.dtype == np.int8
+        seen = np.flatnonzero(_worth_showing(found, min(self.min_matches, HOPELESS) if tested else None))
         indices = np.stack([seen, found.index[seen]], axis=1)
         matches, usable = join(first, second, indices, ratio=found.ratio[seen], mutual=found.mutual[seen])
         return _Putative(task, indices, usable, matches)
@@ -505,6 +511,23 @@ class _Job:
             if all(image in names for image in pair):
                 told = Doubtful(names[pair.first], names[pair.second], doubt.matches, doubt.probability, doubt.reason)
                 self.summary.doubtful.append(told)
+
+
+def _worth_showing(found: NearestNeighbours, hopeless: int | None) -> np.ndarray:
+    """[N] bool mask of the nearest neighbours that a pruner is shown.
+
+    Args:
+        hopeless: a pair with fewer clear matches is dropped anyway; None treats all pairs alike.
+    """
+    promising = found.ratio < PROMISING_RATIO
+    if hopeless is not None:
+        clear = found.mutual & (found.ratio < CLEAR_RATIO)
+        count = int(clear.sum())
+        if count < hopeless:
+            return clear
+        if count >= EASY:
+            return found.mutual & promising
+    return found.mutual | promising
 
 
 def _run(
