@@ -526,7 +526,7 @@ def test_a_preview_tries_pairs_from_all_over_the_database(tmp_path):
 
 def test_easy_and_hopeless_pairs_show_a_network_less():
     """By their clear matches: mutual, with a ratio below 0.7."""
-    ratio, mutual = np.tile([0.5, 0.9, 0.97, 0.5, 0.97], 200), np.tile([True, True, True, False, False], 200)
+    ratio, mutual = np.tile([0.5, 0.9, 0.97, 0.5, 0.97], 400), np.tile([True, True, True, False, False], 400)
 
     def shown(clear, hopeless=2):
         rows = slice(None, 5 * clear)
@@ -534,6 +534,6 @@ def test_easy_and_hopeless_pairs_show_a_network_less():
         return pruning._worth_showing(found, hopeless)[:5].tolist()
 
     assert shown(clear=1) == [True, False, False, False, False]
-    assert shown(clear=2) == shown(clear=149) == shown(clear=1, hopeless=0) == [True, True, True, True, False]
-    assert shown(clear=150) == shown(clear=200) == [True, True, False, False, False]
-    assert shown(clear=1, hopeless=None) == shown(clear=200, hopeless=None) == [True, True, True, True, False]
+    assert shown(clear=2) == shown(clear=399) == shown(clear=1, hopeless=0) == [True, True, True, True, False]
+    assert shown(clear=400) == [True, True, False, False, False]
+    assert shown(clear=1, hopeless=None) == shown(clear=400, hopeless=None) == [True, True, True, True, False]

@@ -50,7 +50,7 @@ PROMISING_RATIO = 0.95
 # Mutual matches of SIFT below this ratio tell how hard a pair is (docs/speed.md). With so many of them a network needs
 # no others to compare with, and sees the promising mutual ones alone; with fewer than the second number it sees only
 # these, and the pair is dropped.
-CLEAR_RATIO, EASY, HOPELESS = 0.7, 150, 2
+CLEAR_RATIO, EASY, HOPELESS = 0.7, 400, 2
 # Pairs that show what pruning is worth.
 SAMPLED_PAIRS = 8
 # Keypoints that a thread gets at once.
