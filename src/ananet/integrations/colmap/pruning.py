@@ -454,7 +454,9 @@ class _Job:
         self.summary.skipped += putative.matches is None
         self.summary.before += len(mask)
         self.summary.after += count
-        self.summary.dropped += count == 0 < len(mask)
+        # Of hopeless pairs the pruner may have seen no match at all.
+        new = self.matching and putative.matches is not None
+        self.summary.dropped += count == 0 and (new or len(mask) > 0)
         self.summary.unseen += unseen + int((~putative.usable).sum())
         pair = putative.task.pair
         if putative.matches is not None:
