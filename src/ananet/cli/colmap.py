@@ -70,7 +70,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from ananet.integrations.colmap import match_database, prune_database
 
-    _check_database(arguments.database, choose=not (arguments.match or arguments.prune or arguments.pairs))
+    _check_database(arguments)
     options = {name: getattr(arguments, name) for name in ("output", "min_matches", "min_overlap", "verify", "dry_run")}
     options["device"] = arguments.device
     options["progress"] = sys.stderr.isatty()
@@ -111,19 +111,24 @@ def _undone_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _check_database(path: Path, choose: bool) -> None:
-    """Raise if there are no images, or if the user has to `choose` what happens to matches of other programs."""
+def _check_database(arguments: argparse.Namespace) -> None:
+    """Raise if there are no images, or if the user has to choose what happens to matches of other programs."""
     from ananet.integrations.colmap.database import open_database
+    from ananet.integrations.colmap.pruning import preview_pruning
 
+    path = arguments.database
     with open_database(path) as database:
         if not database.image_names():
             raise InputError(f"{path}: no images in the database: extract features first")
-        if choose and database.has_foreign_matches():
-            raise InputError(
-                f"{path}: has matches of another program; choose --match (match the descriptors and prune, replacing "
-                "matches of the same pairs: better reconstructions) or --prune (only prune what is there: for matches "
-                "without a ratio test; little is left to prune in COLMAP's own)"
-            )
+        if arguments.match or arguments.prune or arguments.pairs or not database.has_foreign_matches():
+            return
+    seen = preview_pruning(path, arguments.pruner, device=arguments.device)
+    share = f"{1 - seen.after / max(1, seen.before):.0%} of {seen.before} matches ({count(seen.pairs, 'pair')} tried)"
+    raise InputError(
+        f"{path}: has matches of another program; choose --prune (only prune what is there: would remove {share}) or "
+        "--match (match the descriptors and prune, replacing matches of the same pairs: better reconstructions, above "
+        "all if --prune removes little, since such matches passed a ratio test)"
+    )
 
 
 def _facts(summary: Summary) -> dict[str, Any]:
