@@ -48,7 +48,8 @@ def copy_files() -> None:
 
 
 def write_examples() -> None:
-    pairs = examples()
+    # Motions are found by the library alone.
+    pairs = {name: example for name, example in examples().items() if name != "motions"}
     for name, example in pairs.items():
         folder = OUTPUT / "examples" / name
         folder.mkdir(parents=True)
