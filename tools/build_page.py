@@ -3,8 +3,8 @@
     python tools/build_page.py
 
 It is the page of `ananet web` with another `backend.js`: packages/page, the npm package `ananet`, and what these take
-from npm. Nothing of it is loaded from another host. Without npm, there is no page. `python tools/export_packages.py onnx`
-must have run.
+from npm. Nothing of it is loaded from another host. Without npm, there is no page. `python tools/export_packages.py
+onnx` must have run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ OPENCV, ONNXRUNTIME = (SOURCE / "node_modules" / name for name in ("@techstark/o
 # Folders of the page, and what is in them.
 FILES = {
     "": [SHARED / name for name in ("index.html", "style.css", "page.js", "downloads.js")]
-    + [SOURCE / name for name in ("backend.js", "answering.js", "keypoints.js", "matches.js", "matching.js", "offline.js")]
-    + [OPENCV / "dist" / "opencv.js"],
+    + sorted(SOURCE.glob("*.js")),
+    "opencv": [OPENCV / "dist" / "opencv.js", OPENCV / "LICENSE"],
     "ananet": [JS / "index.js"],
     "ananet/networks": [JS / "networks" / f"{name}.onnx" for name in ("ananet", "ananet-small")],
     "onnxruntime": [ONNXRUNTIME / "dist" / name for name in ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")],
@@ -79,7 +79,8 @@ def main() -> int:
     if npm is None:
         print("no npm (apt-get install nodejs npm): the site is built without the page that needs no server")
         return 0
-    done = subprocess.run([npm, "ci", "--no-audit", "--no-fund"], cwd=SOURCE, capture_output=True, text=True, check=False)
+    install = (npm, "ci", "--no-audit", "--no-fund")
+    done = subprocess.run(install, cwd=SOURCE, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"npm ci in packages/page\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
     copy_files()

@@ -39,7 +39,7 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_nav(nav: Navigation, config: Any, files: Files) -> Navigation:
+def on_nav(nav: Navigation, files: Files, **_: Any) -> Navigation:
     """Add the page that needs no server, where it was built."""
     if files.get_file_from_path(f"{TRY}/index.html") is not None:
         nav.items.insert(1, Link(TITLE, f"{TRY}/index.html"))

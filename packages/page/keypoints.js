@@ -1,7 +1,7 @@
 // Worker: the keypoints of a photo, by OpenCV.
 "use strict";
 
-importScripts("answering.js", "opencv.js");
+importScripts("answering.js", "opencv/opencv.js");
 
 // Larger photos are scaled down to this many pixels; the strongest keypoints are kept, as the library does.
 const PIXELS = 1e6, MAX_KEYPOINTS = 4000, MIN_SIDE = 32;
@@ -22,7 +22,7 @@ async function find(file, detector) {
   context.imageSmoothingQuality = "high";
   context.drawImage(photo, 0, 0, wide, high);
   photo.close();
-  const most = Math.round(MAX_KEYPOINTS * Math.sqrt(wide * high / PIXELS));
+  const most = Math.round(MAX_KEYPOINTS * Math.min(1, Math.sqrt(wide * high / PIXELS)));
   const found = Math.min(wide, high) < MIN_SIDE ? [] : detect(cv, context.getImageData(0, 0, wide, high), DETECTORS[detector], most);
   // Pixels of the photo; scaling keeps its corner, half a pixel before the centre of the first one.
   const [x, y] = [width / wide, height / high];

@@ -7,7 +7,6 @@ import threading
 import time
 import zipfile
 from contextlib import contextmanager
-from pathlib import Path
 
 import cv2
 import numpy as np

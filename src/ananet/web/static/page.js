@@ -465,6 +465,7 @@ for (const name of ["kept", "removed", "conflicting", "motions"]) $(`show-${name
 $("form").onsubmit = (event) => { event.preventDefault(); match(); };
 for (const name of ["detector", "pruner"]) $(name).onchange = () => { about(); if (answer) match(); };
 $("token").onchange = () => choices().then(() => tell(null), tell);
+$("note").textContent = backend.note ?? "";
 for (const each of document.querySelectorAll(".geometry")) each.hidden = !backend.geometry;
 $("links").append(...Object.entries(backend.links).map(([name, target]) => Object.assign(document.createElement("a"), { textContent: name, href: target })));
 window.addEventListener("resize", () => { if (answer) fit(); });
