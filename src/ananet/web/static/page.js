@@ -32,11 +32,11 @@ async function match() {
   tell(null);
   busy(true);
   const sent = [...files];
-  const settings = { cameras, ...Object.fromEntries(["detector", "pruner", "focal"].map((name) => [name, $(name).value.trim()])) };
   const report = (stage) => { if (number === asked) $("busy").textContent = stage; };
   try {
     if (!$("pruner").length) await choices();
-    const found = await backend.match(sent, settings, report);
+    const chosen = Object.fromEntries(["detector", "pruner", "focal"].map((name) => [name, $(name).value.trim()]));
+    const found = await backend.match(sent, { cameras, ...chosen }, report);
     const bitmaps = await Promise.all(sent.map((file) => createImageBitmap(file)));
     if (number !== asked) return;
     [answer, sources, pictures] = [found, sent, bitmaps];
