@@ -50,7 +50,7 @@ LONGEST_SIDE = 1155
 # For one pair, on a busy machine.
 MILLISECONDS = 120_000
 # As in backend.js.
-FEWEST = 30
+FEWEST = 50
 CHOICES = [(detector, pruner) for detector in DETECTORS for pruner in ("ananet", "ananet-small")]
 # A page without photos.
 CLEAR = "(detector) => { answer = null; files.fill(null); $('result').hidden = true; $('detector').value = detector; }"

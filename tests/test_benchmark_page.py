@@ -33,8 +33,8 @@ def test_poses_from_what_the_page_keeps(pair):
     pose = page.pose_of(pair, answer)
     assert page.pose_error(pair, pose) < 0.5 and page.pose_error(pair, None) == 180
     row = page.scores([pair], [pose], [answer], [answer | {"mask": [False] * 60}])
-    assert row["kept, one scene"] == "30 to 30, 1 of 1 at least 30"
-    assert row["different scenes"] == "0 to 0, 0 of 1 at least 30"
+    assert row["kept, one scene"] == "30 to 30, 0 of 1 at least 50"
+    assert row["different scenes"] == "0 to 0, 0 of 1 at least 50"
 
 
 def test_photos_of_the_size_of_a_phone(tmp_path):

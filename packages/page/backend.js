@@ -4,7 +4,7 @@
 // What `ananet match` adds, which this page cannot.
 const MORE = "Pose, epipolar lines and motions: ananet match, or ananet web.";
 // Of photos of different places, a network keeps some matches too (benchmarks/page.py --scenes).
-const FEWEST = 30;
+const FEWEST = 50;
 const PRUNERS = {
   ananet: "The best network: uses ratio, mutual flag, sizes and angles of the keypoints.",
   "ananet-small": "A fifteenth of the parameters: faster, a little less exact.",

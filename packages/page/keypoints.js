@@ -5,7 +5,11 @@ importScripts("answering.js", "opencv/opencv.js");
 
 // Larger photos are scaled down to this many pixels; the strongest keypoints are kept, as the library does.
 const PIXELS = 1e6, MAX_KEYPOINTS = 4000, MIN_SIDE = 32;
-const DETECTORS = { akaze: (cv) => new cv.AKAZE(), orb: (cv) => new cv.ORB(MAX_KEYPOINTS) };
+// Thresholds below OpenCV's, so that there are enough keypoints in flat parts too.
+const DETECTORS = {
+  akaze(cv) { const detector = new cv.AKAZE(); detector.setThreshold(1e-4); return detector; },
+  orb(cv) { const detector = new cv.ORB(MAX_KEYPOINTS); detector.setFastThreshold(0); return detector; },
+};
 // In an object, since the module itself looks like a promise that never ends.
 const loading = new Promise((resolve) => self.cv.then((cv) => resolve({ cv })));
 
@@ -42,8 +46,9 @@ function detect(cv, pixels, create, most) {
   try {
     cv.cvtColor(image, image, cv.COLOR_RGBA2GRAY);
     detector.detectAndCompute(image, none, keypoints, descriptors);
-    const found = Array.from({ length: keypoints.size() }, (_, n) => ({ ...keypoints.get(n), descriptor: descriptors.ucharPtr(n).slice() }));
-    return found.sort((a, b) => b.response - a.response).slice(0, most);
+    const found = Array.from({ length: keypoints.size() }, (_, n) => ({ ...keypoints.get(n), n }));
+    const strongest = found.sort((a, b) => b.response - a.response).slice(0, most);
+    return strongest.map((each) => ({ ...each, descriptor: descriptors.ucharPtr(each.n).slice() }));
   } finally {
     for (const each of [image, none, descriptors, keypoints, detector]) each.delete();
   }
