@@ -8,9 +8,11 @@ ESTIMATOR = "poselib"
 # What evaluation reports: the paper's, and the default.
 REPORTED_ESTIMATORS = ("ransac", ESTIMATOR)
 
-# Keypoints of a photo of a megapixel or more; `keypoints_for_size` has fewer for smaller ones. Networks that prune take
-# time that grows with the square of this.
-MAX_KEYPOINTS = 4000
+# Keypoints of a photo of a megapixel or more; `keypoints_for_size` has fewer for smaller ones. Half as many are enough
+# for most pairs, but not for the hard ones (docs/keypoints.md).
+MAX_KEYPOINTS = 8000
+# Of photo collections, where the time of nearest neighbours, which grows with the square of this, counts for every pair.
+RECONSTRUCTION_KEYPOINTS = 4000
 # Learned detectors place fewer, and better ones: ALIKED's poses are as good with 1024 as with 2048 (docs/keypoints.md).
 LEARNED_KEYPOINTS = 2000
 # The input of the paper's protocols.

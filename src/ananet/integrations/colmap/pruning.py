@@ -94,8 +94,8 @@ class Summary:
     verified: int | None = None
     """Pairs of the database with inliers to a two-view geometry; None without verification."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Time of each step: choose (pairs), read, match, prune, write, compare (pairs with each other), verify; of what runs side by side,
-    its share of a thread's time."""
+    """Time of each step: choose (pairs), read, match, prune, write, compare (pairs with each other), verify; of what
+    runs side by side, its share of a thread's time."""
 
     @property
     def pairs_per_second(self) -> float:
