@@ -11,7 +11,7 @@ REPORTED_ESTIMATORS = ("ransac", ESTIMATOR)
 # Keypoints of a photo of a megapixel or more; `keypoints_for_size` has fewer for smaller ones. Half as many are enough
 # for most pairs, but not for the hard ones (docs/keypoints.md).
 MAX_KEYPOINTS = 8000
-# Of photo collections, where the time of nearest neighbours, which grows with the square of this, counts for every pair.
+# Of photo collections, where nearest neighbours of every pair take time that grows with the square of this.
 RECONSTRUCTION_KEYPOINTS = 4000
 # Learned detectors place fewer, and better ones: ALIKED's poses are as good with 1024 as with 2048 (docs/keypoints.md).
 LEARNED_KEYPOINTS = 2000

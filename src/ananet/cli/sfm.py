@@ -28,7 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pairs", default="all", metavar="WHICH", help=f"which pairs are matched: {text}")
     text = "auto (the default: photos of one size and focal length by EXIF share a camera), one for all photos, or each"
     add("--cameras", default="auto", metavar="HOW", help=f"photos that share a camera: {text}")
-    add("--max-keypoints", type=int, default=RECONSTRUCTION_KEYPOINTS, metavar="N", help=f"per photo (default: {RECONSTRUCTION_KEYPOINTS})")
+    add(
+        "--max-keypoints",
+        type=int,
+        default=RECONSTRUCTION_KEYPOINTS,
+        metavar="N",
+        help=f"per photo (default: {RECONSTRUCTION_KEYPOINTS})",
+    )
     text = f"larger photos are scaled down to this for keypoints (default: {LONGEST_SIDE})"
     add("--longest-side", type=int, default=LONGEST_SIDE, metavar="N", help=text)
     text = "two-view geometries: poselib (the default, on all cores), or colmap for COLMAP's own verification"
