@@ -41,7 +41,7 @@ def test_stored_without_outputs(notebook):
 def test_first_steps(printed):
     text = printed("first-steps")
     kept, found = map(int, re.search(r"(\d+) of (\d+) matches kept by ananet", text).groups())
-    assert 500 < kept < 850 and found == 2435
+    assert 700 < kept < 1300 and found == 4869
     assert float(re.search(r"^rotation +(\S+)$", text, re.MULTILINE)[1]) < 0.5
     # A higher threshold: fewer matches, more of them right.
     rows = re.findall(r"^ +0\.\d\d +(\d+) +(\S+) +\S+$", text, re.MULTILINE)

@@ -155,7 +155,7 @@ def test_two_photos_and_everything_about_them(page, folder, tmp_path):
     page.keyboard.press("PageUp")
     stored = np.load(download(page, "npz", tmp_path))
     assert stored["mask"].sum() == kept(page) and stored["mask"].dtype == bool
-    assert len(read_matches(tmp_path / "matches.npz")) == len(stored["scores"]) == 2435
+    assert len(read_matches(tmp_path / "matches.npz")) == len(stored["scores"]) == 4869
     table = np.loadtxt(download(page, "csv", tmp_path), delimiter=",", skiprows=1)
     np.testing.assert_allclose(table[:, :2], stored["points0"])
     assert (table[:, 4] == stored["mask"]).all()

@@ -193,7 +193,7 @@ TITLES = {
 QUALITY = (of_matches("precision", "precision", max), of_matches("recall", "recall"), of_matches("F1", "f1", max))
 POSES = (auc("RANSAC ", "paper", "ransac"), auc("PoseLib ", "paper"))
 USUAL_AND_HARD = Table(
-    "Usual and hard pairs: SIFT with square-rooted descriptors, default keypoints; PoseLib",
+    "Usual and hard pairs: SIFT with square-rooted descriptors, up to 4000 keypoints; PoseLib",
     (
         auc("usual pairs, ", "usual"),
         auc("hard pairs, ", "hard"),
