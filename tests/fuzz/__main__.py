@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import ananet
-from tests.fuzz import api, commands, readers  # noqa: F401 (they add their targets)
+from tests.fuzz import api, commands, properties, readers  # noqa: F401 (they add their targets)
 from tests.fuzz.campaign import TARGETS, run
 from tests.fuzz.growth import measure
 
@@ -70,10 +70,12 @@ def main() -> int:
     if not arguments.targets:
         failed += check_growth()
     for name, count in counts.items():
-        print(f"{name:20} {sum(count.values()):7} cases, {count['refused']:7} of them refused")
-    total = sum(sum(count.values()) for count in counts.values())
+        print(f"{name:20} {count.total():7} cases, {count['refused']:7} of them refused")
+    total = sum(counts.values(), Counter())
+    which = f": {', '.join(failed)}" if failed else ""
     print(
-        f"{total} cases of {len(names)} targets, {len(failed)} failures" + (f": {', '.join(failed)}" if failed else "")
+        f"{total.total()} cases of {len(names)} targets, {total['answered']} answered and {total['refused']} refused, "
+        f"{len(failed)} failures{which}"
     )
     return 1 if failed else 0
 
