@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-native test-lite test-js docs lint format clean fuzz kill-test release-check
+.PHONY: demo test test-native test-lite test-js docs tables lint format clean fuzz kill-test release-check
 
 # Bytecode is written for what the demo imports only.
 demo: $(VENV)/.installed
@@ -37,6 +37,11 @@ test-js: $(PACKAGES)
 # The site, in site/. A link, an anchor or a name of the reference that leads nowhere fails.
 docs: $(VENV)/.docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The tables of README, docs/evaluation.md and the model cards, from the pairs in benchmarks/pairs/validation.
+# CHECK=1 writes nothing and fails if one differs.
+tables: $(VENV)/.installed
+	$(BIN)/python tools/write_tables.py $(if $(CHECK),--check)
 
 # Ten minutes of new cases: make fuzz SECONDS=3600 SEED=1000 for more, and for others.
 SECONDS ?= 600

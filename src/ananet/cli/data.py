@@ -49,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--workers", type=int, help="threads (default: one per core)")
     add_json(build)
 
+    pack = add_action("pack", "pack builds of the same photos, to pass them on without the photos")
+    pack.add_argument("builds", nargs="+", type=Path, help="folders that 'ananet data build' wrote")
+    pack.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="the pair set, a new folder")
+    add_json(pack)
+
     sfm = add_action("sfm", "find the poses of photos by structure from motion (needs the extra colmap)")
     sfm.add_argument("photos", type=Path, help="folder of photos")
     sfm.add_argument("out", type=Path, help="folder for the scene")
@@ -63,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return {"build": run_build, "sfm": run_sfm, "inspect": run_inspect}[arguments.action](arguments)
+    return {"build": run_build, "pack": run_pack, "sfm": run_sfm, "inspect": run_inspect}[arguments.action](arguments)
 
 
 def run_build(arguments: argparse.Namespace) -> int:
@@ -95,6 +100,15 @@ def run_build(arguments: argparse.Namespace) -> int:
         f"{result['seconds']:g} s: {arguments.out}"
     )
     return print_result(arguments, result, text)
+
+
+def run_pack(arguments: argparse.Namespace) -> int:
+    from ananet.datasets.pack import pack_builds
+
+    size = pack_builds(arguments.builds, arguments.output)
+    names = [build.resolve().name for build in arguments.builds]
+    result = {"builds": names, "bytes": size, "out": str(arguments.output)}
+    return print_result(arguments, result, f"{', '.join(names)}: {size / 1e6:.2f} MB in {arguments.output}")
 
 
 def _levels(text: str) -> tuple[tuple[float, float], ...]:

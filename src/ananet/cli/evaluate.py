@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ananet._util.defaults import REPORTED_ESTIMATORS
+from ananet._util.tables import format_table
 from ananet.cli import arguments as shared
 from ananet.errors import InputError
+
+# What applies to a pair set as a whole.
+OF_PAIR_SETS = (
+    *("sources", "pruner", "predictions", "limit", "workers", "style", "json", "device"),
+    *("command", "debug"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,11 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = (
         "a scene (images/ beside sparse/, and pairs.txt) or a folder of scenes, training pairs, an OANet dump, "
         "MULTI cases, labelled matches (matches.npz), photos with homographies (Oxford, HPatches), matches of planes "
-        "(EVD), a pair list, or a folder with views.txt"
+        "(EVD), a pair list, or a folder with views.txt; 'validation', the pair set of the repository, or a part of it "
+        "such as 'validation/hard'"
     )
     add("sources", nargs="+", metavar="SOURCE", type=Path, help=text)
     names = "names or .safetensors files, as in 'ananet match'; name=FILE names a file"
-    add("--pruner", required=True, metavar="A,B,...", help=names)
+    names += " (default for a pair set: those of its tables in the README)"
+    add("--pruner", metavar="A,B,...", help=names)
     text = (
         "what estimators look for. fundamental: pruners and estimators know no cameras, the pose is scored with the "
         "true ones. homography: scored by mean corner error (default: essential where poses are known, homography "
@@ -82,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ananet.evaluation.runner import evaluate
 
     choose_device(arguments.device)
+    if (pair_set := _pair_set(arguments)) is not None:
+        return _print_tables(arguments, pair_set)
     if arguments.motions:
         return _motions(arguments)
     if arguments.plots:
@@ -121,6 +132,34 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("\n\n".join(reports.report(e, arguments.style, arguments.by_scene) for e in evaluations))
     return 0
+
+
+def _pair_set(arguments: argparse.Namespace) -> Path | None:
+    """The folder of the pair set that was given as a whole, if one was."""
+    from ananet.datasets.sources import find_source, parts_of_pair_set
+
+    if len(arguments.sources) == 1 and parts_of_pair_set(path := find_source(arguments.sources[0])):
+        return path
+    if arguments.pruner is None:
+        raise InputError("--pruner: expected names such as ratio,ananet, got none")
+    return None
+
+
+def _print_tables(arguments: argparse.Namespace, pair_set: Path) -> int:
+    """README's tables, of its pruners or of the given ones."""
+    from ananet.evaluation.pair_sets import Measurements, readme_tables
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for name, value in vars(arguments).items():
+        if name not in OF_PAIR_SETS and value != parser.get_default(name):
+            part = f"the tables of a pair set have settings of their own; expected a part, such as {pair_set.name}/hard"
+            raise InputError(f"--{name.replace('_', '-')}: {part}")
+    given = {name: getattr(arguments, name) for name in ("predictions", "limit", "workers")}
+    pruners = None if arguments.pruner is None else arguments.pruner.split(",")
+    tables = readme_tables(Measurements(pair_set, progress=sys.stderr.isatty(), **given), pruners)
+    text = (f"{title}\n\n{format_table(rows, arguments.style)}" for title, rows in tables.items())
+    return shared.print_result(arguments, tables, "\n\n".join(text))
 
 
 def _detectors(arguments: argparse.Namespace) -> list[str] | None:

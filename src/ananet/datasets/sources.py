@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -224,13 +225,11 @@ def open_source(path: str | Path, *, image_folder: str | Path | None = None) -> 
     Args:
         path: a scene (`images/` beside `sparse/`, and perhaps `pairs.txt`) or a folder of scenes; a folder of training
             pairs; an OANet dump (.h5, .hdf5) or raw scene; a folder of MULTI cases or of labelled matches; photos with
-            homographies (Oxford, HPatches), or matches of planes (EVD); a pair list (.txt); or a folder with
-            `views.txt`.
+            homographies (Oxford, HPatches), or matches of planes (EVD); a pair list (.txt); a folder with
+            `views.txt`; or a part of the repository's pair set, such as "validation/hard".
         image_folder: of a pair list's photos; the list's own folder unless given.
     """
-    path = Path(path)
-    if not path.exists():
-        raise InputError(f"source: no such file or folder: {path}")
+    path = find_source(path)
     for name in SOURCES.names:
         kind = cast(type[Source], SOURCES[name])
         if kind.recognises(path):
@@ -238,6 +237,34 @@ def open_source(path: str | Path, *, image_folder: str | Path | None = None) -> 
             return kind(path, image_folder) if takes_images else kind(path)  # type: ignore[call-arg]
     known = "; ".join(f"{name} ({cast(Any, SOURCES[name]).recognised_by})" for name in SOURCES.names)
     raise InputError(f"source: expected one of: {known}; got {path}, which is none of these")
+
+
+# Pair sets of the repository, and the variable that names their folder where there is no clone.
+PAIR_SETS, PAIR_SETS_VARIABLE = ("validation",), "ANANET_PAIRS"
+
+
+def find_source(path: str | Path) -> Path:
+    """Return an existing path, or where a pair set of the repository is that it names."""
+    path = Path(path)
+    if path.exists():
+        return path
+    if path.parts[:1] not in {(name,) for name in PAIR_SETS}:
+        raise InputError(f"source: no such file or folder: {path}")
+    named = os.environ.get(PAIR_SETS_VARIABLE)
+    clones = [folder / "benchmarks" / "pairs" for folder in (Path.cwd(), *Path.cwd().parents, *Path(__file__).parents)]
+    for folder in clones if named is None else [Path(named)]:
+        if (folder / path).exists():
+            return folder / path
+    expected = f"its folder benchmarks/pairs in the variable {PAIR_SETS_VARIABLE}"
+    raise InputError(
+        f"source: {path} is in the repository of ananet, not in the package: expected a clone, or {expected}; "
+        f"it is not in {named or 'the folders above this one'}"
+    )
+
+
+def parts_of_pair_set(path: Path) -> list[str]:
+    """Return the names of the parts of a pair set (`ananet data pack`), none if it is not one."""
+    return sorted(index.parent.name for index in path.glob("*/index.json")) if (path / "photos").is_dir() else []
 
 
 def open_stored_pairs(path: str | Path) -> StoredPairs:

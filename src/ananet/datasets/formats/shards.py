@@ -1,6 +1,6 @@
 """Training pairs on disk: safetensors shards with a JSON index. Reading needs only torch, numpy and safetensors.
 
-A shard is a `PairTable` of whole scenes.
+A shard is a `PairTable` of whole scenes; it may be packed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ananet.datasets.base import LabelledPair, PairTable, check_counts, check_starts, join
+from ananet.datasets.formats import packed
 from ananet.datasets.sources import StoredPairs, digest
 from ananet.errors import InputError
 from ananet.io.files import read_json, save_tensors, write_json
@@ -168,6 +169,8 @@ def write_table(path: Path, table: PairTable) -> None:
 
 def read_table(path: Path) -> PairTable:
     """Read and check a shard."""
+    if path.suffix == packed.SUFFIX:
+        return packed.read_packed(path)
     _check_shard(path)
     with _readable(path):
         table = unpack(load_file(path))
@@ -176,7 +179,10 @@ def read_table(path: Path) -> PairTable:
 
 
 def _check_shard(path: Path) -> tuple[int, int]:
-    """Check the layout of a shard without reading it; return its numbers of pairs and images."""
+    """Check the layout of a shard, without reading it unless it is packed; return its numbers of pairs and images."""
+    if path.suffix == packed.SUFFIX:
+        table = packed.read_packed(path)
+        return table.pairs, table.images
     with _readable(path), safe_open(path, framework="pt") as file:
         formats = {f"{FORMAT} {number}": number for number in READABLE}
         written = formats.get((file.metadata() or {}).get("format", ""))
