@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-native test-lite test-js docs tables plot lint format clean fuzz kill-test release-check
+.PHONY: demo test test-native test-lite test-js test-page page docs tables plot lint format clean fuzz kill-test release-check
 
 # Bytecode is written for what the demo imports only.
 demo: $(VENV)/.installed
@@ -17,9 +17,13 @@ test: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
 
 # What packages without PyTorch are built from and tested with; made again when weights change.
+NETWORKS := packages/js/networks/ananet-small.onnx
 PACKAGES := build/packages/.written
-$(PACKAGES): tools/export_packages.py $(wildcard src/ananet/weights/*.safetensors) | $(VENV)/.dev-installed
-	$(BIN)/python tools/export_packages.py
+$(NETWORKS) $(PACKAGES): tools/export_packages.py $(wildcard src/ananet/weights/*.safetensors) | $(VENV)/.dev-installed
+$(NETWORKS):
+	$(BIN)/python tools/export_packages.py onnx
+$(PACKAGES): $(NETWORKS)
+	$(BIN)/python tools/export_packages.py answers
 	touch $@
 
 # The C++ header, against what Python answers.
@@ -34,8 +38,16 @@ test-lite: $(PACKAGES)
 test-js: $(PACKAGES)
 	$(BIN)/python -m pytest -rs packages/js/test
 
+# The page that needs no server, in a headless Chromium.
+test-page: $(NETWORKS)
+	$(BIN)/python -m pytest -rs packages/page/test
+
+# The same page, in build/page, for the site. Without npm it is left out.
+page: $(NETWORKS)
+	$(BIN)/python tools/build_page.py
+
 # The site, in site/. A link, an anchor or a name of the reference that leads nowhere fails.
-docs: $(VENV)/.docs-installed
+docs: $(VENV)/.docs-installed page
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # The tables of README, docs/evaluation.md and the model cards, from the pairs in benchmarks/pairs/validation.

@@ -2,14 +2,17 @@
 
     python benchmarks/sfm.py SCENES                                          # the table: about an hour on two cores
     python benchmarks/sfm.py SCENES --rows entry:3,entry:2 --matches colmap,ananet --refine --runs 3 --json
-    python benchmarks/sfm.py SCENES --rows sparse --matches colmap,sfm       # few photos; 2000, 4000, 8192 keypoints
-    python benchmarks/sfm.py SCENES --rows hololens_a:8,hololens_a:3,hololens_a:1 --matches colmap,sfm          # growth
+    python benchmarks/sfm.py SCENES --rows few --matches colmap,sfm --runs 3 --style pairs     # docs/evaluation.md
+    python benchmarks/sfm.py SCENES --rows sparse --matches colmap,sfm,aliked:lightglue        # the same, seven scenes
+    python benchmarks/sfm.py SCENES --rows growth --matches colmap,sfm                         # 10 to 155 photos
 
 Every n-th photo of a scene is reconstructed by pycolmap (an extra): its SIFT, known cameras, matches of one kind at a
 time, geometric verification, incremental mapping. Matches are "colmap", its own (ratio 0.8, cross check), those of them
 that a pruner keeps ("colmap+ananet"), what `ananet sfm` does ("sfm", "sfm+ananet" for another pruner than its own;
-PoseLib verifies), or nearest neighbours that a pruner keeps. `match`, `prune`, `refine`, `verify` and `map` are
-seconds, `cpu` those of all cores together until the mapper starts. With --refine each kind comes a second
+PoseLib verifies), those of a detector and a matcher ("aliked:lightglue", "aliked:lightglue+ananet"; weights as
+docs/keypoints.md says, as many keypoints as the row has), or nearest neighbours that a pruner keeps. "colmap" with 8192
+keypoints is COLMAP's default. `match`, `prune`, `refine`, `verify` and `map` are seconds, `cpu` those of all cores
+together until the mapper starts. With --refine each kind comes a second
 time, its keypoints refined (`ananet.twoview.keypoint_refinement`). Poses are compared over all
 pairs of photos; a pair with a photo that got no pose has failed. Runs differ in the seeds of verification and mapping;
 numbers are means over them.
@@ -24,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from pathlib import Path
@@ -33,6 +37,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from ananet._util.defaults import DETECTOR
 from ananet._util.tables import format_table
 from ananet.core.correspondences import Correspondences
 from ananet.core.geometry import relative_pose, rotation_error, translation_error
@@ -41,8 +46,8 @@ from ananet.datasets.base import PosedImage, PosedPair
 from ananet.datasets.formats.colmap import read_posed_scene
 from ananet.datasets.photos import read_posed_image
 from ananet.errors import InputError
-from ananet.features import Features, match
-from ananet.features.matching import join
+from ananet.features import Features, load_detector, load_matcher
+from ananet.features.matching import Matcher, join
 from ananet.integrations.colmap import match_database, verify_database
 from ananet.integrations.colmap.database import HALF_PIXEL
 from ananet.integrations.colmap.mapping import PHOTOS_AT_ONCE, chunks
@@ -56,12 +61,15 @@ ROWS = (
     "drone_brighton:1",
 )  # fmt: skip
 KEYPOINTS = 4096
-# --rows sparse: few photos from far apart, where matches decide.
-SPARSE = tuple(
-    f"{row}:{keypoints}"
-    for row in ("sacre_coeur:2", "entry:2", "sceaux:2", "fountain:2", "drone_brighton:3", "olsson_8:2", "olsson_9:2")
-    for keypoints in (2000, 4000, 8192)
-)
+# Few photos from far apart, where matches decide.
+FEW = ("entry:2", "sceaux:2", "sacre_coeur:2")
+SPARSE = ("sacre_coeur:2", "entry:2", "sceaux:2", "fountain:2", "drone_brighton:3", "olsson_8:2", "olsson_9:2")
+PRESETS = {
+    "few": (*(f"{row}:{keypoints}" for row in FEW for keypoints in (2000, 4000, 8192)), "sceaux:1:2000"),
+    "sparse": tuple(f"{row}:{keypoints}" for row in SPARSE for keypoints in (2000, 4000, 8192)),
+    # 10, 32, 78 and all of 155 photos.
+    "growth": tuple(f"kyiv_theater:{step}:500" for step in (16, 5, 2, 1)),
+}
 COLMAP, SFM = "colmap", "sfm"
 # The last as `ananet colmap --match` makes them.
 MATCHES = (COLMAP, "mutual", "ananet+mutual", "ananet@threshold=0.5+mutual")
@@ -113,21 +121,23 @@ class Row:
 class Collection:
     """The photos of a row with their features, and the steps from matches to poses."""
 
+    features: dict[str, Features]
+
     def __init__(self, pycolmap: Any, work: Path, images: dict[str, PosedImage], keypoints: int) -> None:
-        self.pycolmap, self.work, self.images = pycolmap, work, images
+        self.pycolmap, self.work, self.images, self.keypoints = pycolmap, work, images, keypoints
         self.extracted, self.database = work / "features.db", work / "database.db"
         self.folder = next(iter(images.values())).path.parent
-        self._extract(keypoints)
+        self._extract()
         with pycolmap.Database.open(self.extracted) as database:
             self.numbers = {image.name: image.image_id for image in database.read_all_images()}
             self.features = {name: self._read_features(database, name) for name in self.numbers}
         self.pairs = list(combinations(sorted(self.numbers), 2))
 
-    def _extract(self, keypoints: int) -> None:
+    def _extract(self) -> None:
         """SIFT of every photo, with its own camera as given."""
         pycolmap = self.pycolmap
         options = pycolmap.FeatureExtractionOptions()
-        options.sift.max_num_features = keypoints
+        options.sift.max_num_features = self.keypoints
         pycolmap.Database.open(self.extracted).close()
         reader = pycolmap.ImageReaderOptions(camera_model="PINHOLE")
         for names in tqdm(list(chunks(list(self.images), PHOTOS_AT_ONCE)), desc="features", leave=False):
@@ -157,12 +167,25 @@ class Collection:
             angles=np.arctan2(a21, a11),
         )
 
-    def nearest_neighbours(self) -> list[Correspondences]:
-        """Of all pairs."""
+    def with_features_of(self, detector: str) -> Collection:
+        """The same photos with the keypoints of another detector."""
+        other = copy(self)
+        other.extracted = self.work / "others.db"
+        shutil.copy(self.extracted, other.extracted)
+        extract = load_detector(detector, device="cpu", max_keypoints=self.keypoints).detect
+        photos = tqdm(self.numbers, desc=detector, leave=False)
+        other.features = {name: extract(read_posed_image(self.images[name])) for name in photos}
+        with self.pycolmap.Database.open(other.extracted) as database:
+            for name, features in other.features.items():
+                database.update_keypoints(self.numbers[name], (features.points + HALF_PIXEL).astype(np.float32))
+        return other
+
+    def matched_by(self, matcher: Matcher) -> list[Correspondences]:
+        """Matches of all pairs."""
         found = []
         for first, second in tqdm(self.pairs, desc="matches", leave=False):
             K0, K1 = self.images[first].K, self.images[second].K
-            found.append(match(self.features[first], self.features[second], K0=K0, K1=K1))
+            found.append(matcher(self.features[first], self.features[second], K0=K0, K1=K1))
         return found
 
     def matched_by_colmap(self) -> list[Correspondences]:
@@ -285,10 +308,12 @@ def kept_matches(collection: Collection, kind: str, clock: Clock) -> list[Corres
             found, seconds = collection.matched_by_ananet(others or None)
         clock.seconds |= {step: seconds.get(step, 0.0) for step in ("match", "prune")}
         return found
-    name = others if first == COLMAP else kind
+    detector, _, learned = first.partition(":")
+    name = others if learned or first == COLMAP else kind
     pruner = load(name, device="cpu") if name else None
+    matcher = load_matcher(learned or "nearest", detector=detector if learned else DETECTOR, device="cpu")
     with clock.time("match"):
-        found = collection.matched_by_colmap() if first == COLMAP else collection.nearest_neighbours()
+        found = collection.matched_by_colmap() if first == COLMAP else collection.matched_by(matcher)
     if pruner is None:
         return found
     with clock.time("prune"):
@@ -327,6 +352,9 @@ def mean(results: Sequence[Result]) -> Result:
 def measure(collection: Collection, kind: str, refine: bool, runs: int) -> dict[str, Result]:
     """Results with matches of one kind, and with their keypoints moved, by name."""
     clock = Clock()
+    detector, learned, _ = kind.partition("+")[0].partition(":")
+    if learned:
+        collection = collection.with_features_of(detector)
     pairs = kept_matches(collection, kind, clock)
     before = dict(clock.seconds)
 
@@ -350,17 +378,24 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenes", type=Path, help="folder of scenes: images/ beside sparse/ in each")
     parser.add_argument(
-        "--rows", default=",".join(ROWS), metavar="A:N,...", help="scene:every[:keypoints], several; or sparse"
+        "--rows",
+        default=",".join(ROWS),
+        metavar="A:N,...",
+        help=f"scene:every[:keypoints], several; or {', '.join(PRESETS)}",
     )
-    parser.add_argument("--matches", default=",".join(MATCHES), metavar="A,B,...", help='"colmap", "sfm" and pruners')
+    text = '"colmap", "sfm", DETECTOR:MATCHER and pruners'
+    parser.add_argument("--matches", default=",".join(MATCHES), metavar="A,B,...", help=text)
     parser.add_argument("--refine", action="store_true", help="also with refined keypoints")
     parser.add_argument("--runs", type=int, default=1, help="seeds that numbers are means over (default: 1)")
     parser.add_argument("--threads", type=int, help="of torch (default: one per core)")
-    parser.add_argument("--style", choices=("text", "markdown"), default="text", help="of the table (default: text)")
+    text = (
+        "of the table (default: text); pairs: Markdown, the kinds of matches side by side, CPU seconds over the first's"
+    )
+    parser.add_argument("--style", choices=("text", "markdown", "pairs"), default="text", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     try:
-        rows = SPARSE if arguments.rows == "sparse" else arguments.rows.split(",")
+        rows = PRESETS.get(arguments.rows) or arguments.rows.split(",")
         arguments.rows = [Row.parse(text) for text in rows]
     except InputError as error:
         parser.error(str(error))
@@ -381,7 +416,12 @@ def main() -> None:
                 for name, result in measure(collection, kind, arguments.refine, arguments.runs).items():
                     facts = {"scene": row.scene, "photos": len(images), "keypoints": row.keypoints, "matches": name}
                     table.append(facts | asdict(result))
-    print(json.dumps(table, indent=1) if arguments.json else format_table(readable(table), arguments.style))
+    if arguments.json:
+        print(json.dumps(table, indent=1))
+    elif arguments.style == "pairs":
+        print(format_table(side_by_side(table), "markdown"))
+    else:
+        print(format_table(readable(table), arguments.style))
 
 
 def readable(table: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
@@ -392,6 +432,19 @@ def readable(table: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
         return f"{value:.{decimals.get(name, 1)}f}" if isinstance(value, float) else str(value)
 
     return [{name: text(name, value) for name, value in row.items()} for row in table]
+
+
+def side_by_side(table: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """A line per row: photos registered / points / AUC@1 / AUC@5 of each kind, and CPU seconds over the first's."""
+    lines: dict[Any, dict[str, str]] = {}
+    first: dict[Any, float] = {}
+    for row in table:
+        key, kind = (row["scene"], row["photos"], row["keypoints"]), row["matches"]
+        line = lines.setdefault(key, {"scene, photos": f"{key[0]}, {key[1]}", "keypoints": str(key[2])})
+        cpu = first.setdefault(key, row["cpu"])
+        line[kind] = f"{row['registered']:.3g} / {row['points']:.0f} / {row['auc1']:.1f} / {row['auc5']:.1f}"
+        line[f"{kind}, CPU s"] = f"{row['cpu']:.2f}" + (f" ({row['cpu'] / cpu:.1f} x)" if row["cpu"] != cpu else "")
+    return list(lines.values())
 
 
 if __name__ == "__main__":

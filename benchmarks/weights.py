@@ -1,6 +1,6 @@
 """What the bundled weights can do, measured in one go: usual, hard, empty pairs, turned photos, no cameras, and more.
 
-    python benchmarks/weights.py [--pairs FOLDER] [--empty FOLDER] [--set KIND=PATH ...] [--limit N] [--json]
+    python benchmarks/weights.py [--pairs FOLDER] [--measures NAME ...] [--empty FOLDER] [--set KIND=PATH ...] [--json]
 
 The folder of pairs (default: the repository's validation pairs) has the parts `usual`, `hard` and `paper`. More is
 measured where it is given:
@@ -196,6 +196,14 @@ def of_a_set(run: Run, name: str, path: Path) -> Rows:
             yield row(measure, name, summary[key], network=words)
 
 
+MEASURES = {
+    "usual": of_usual_pairs,
+    "hard": of_hard_pairs,
+    "turned": of_turned_photos,
+    "cameras": of_unknown_cameras,
+}
+
+
 def by_network(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for each measure and its data, one column for each network."""
     table: dict[tuple[str, str], dict[str, Any]] = {}
@@ -210,6 +218,10 @@ def by_network(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=Path, default=VALIDATION, help="folder with the parts usual, hard and paper")
+    parser.add_argument(
+        "--measures", nargs="*", choices=MEASURES, default=list(MEASURES), metavar="NAME",
+        help=f"of the folder of pairs, some of {', '.join(MEASURES)} (default: all)",
+    )  # fmt: skip
     parser.add_argument("--empty", type=Path, help="pairs, some of which have nothing in common")
     parser.add_argument("--set", action="append", default=[], metavar="KIND=PATH", help="more data, may be repeated")
     parser.add_argument("--limit", type=int, help="at most so many pairs of each kind, evenly spread")
@@ -218,8 +230,7 @@ def main() -> None:
     arguments = parser.parse_args()
     run = Run(arguments.limit, arguments.workers)
     measures: list[Callable[[], Rows]] = [
-        partial(measure, run, arguments.pairs)
-        for measure in (of_usual_pairs, of_hard_pairs, of_turned_photos, of_unknown_cameras)
+        partial(measure, run, arguments.pairs) for name, measure in MEASURES.items() if name in arguments.measures
     ]
     if arguments.empty is not None:
         measures.append(partial(of_empty_pairs, run, arguments.empty))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.sfm import side_by_side
 from tests.datasets.scenes import write_scene
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "sfm.py"
@@ -20,7 +21,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_poses_of_a_rendered_scene(tmp_path):
     pytest.importorskip("pycolmap")
     write_scene(tmp_path / "walls", images=5)
-    kinds = ("colmap", "colmap+lpm", "ratio", "sfm+ratio")
+    kinds = ("colmap", "colmap+lpm", "sift:nearest+ratio", "sfm+ratio")
     done = run(str(tmp_path), "--rows=walls:1:1000", f"--matches={','.join(kinds)}", "--refine", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     table = json.loads(done.stdout)
@@ -37,3 +38,19 @@ def test_rows_are_checked(tmp_path):
     pytest.importorskip("pycolmap")
     done = run(str(tmp_path), "--rows=walls")
     assert done.returncode == 2 and "--rows: expected scene:every" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_kinds_side_by_side():
+    measured = {"registered": 5.0, "points": 763.4, "auc1": 72.46, "auc5": 94.3}
+    facts = {"scene": "entry", "photos": 5, "keypoints": 2000}
+    table = [facts | {"matches": kind, "cpu": cpu} | measured for kind, cpu in (("colmap", 0.4), ("sfm", 1.0))]
+    assert side_by_side(table) == [
+        {
+            "scene, photos": "entry, 5",
+            "keypoints": "2000",
+            "colmap": "5 / 763 / 72.5 / 94.3",
+            "colmap, CPU s": "0.40",
+            "sfm": "5 / 763 / 72.5 / 94.3",
+            "sfm, CPU s": "1.00 (2.5 x)",
+        }
+    ]

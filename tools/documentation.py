@@ -10,6 +10,7 @@ from typing import Any
 
 import griffe
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Link, Navigation
 
 ROOT = Path(__file__).parents[1]
 # Files of the repository that are pages of the site.
@@ -21,6 +22,8 @@ PAGES = {
 }
 # Folders whose files are linked to; they are copied as they are.
 FOLDERS = ("examples", "notebooks", "native/examples")
+# The page that needs no server: where tools/build_page.py puts it, where it is in the site, and its name there.
+BUILT, TRY, TITLE = ROOT / "build" / "page", "try", "Try it in your browser"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -31,7 +34,16 @@ def on_files(files: Files, config: Any) -> Files:
             files.append(File.generated(config, page, content=text))
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("[!.]*.*")):
         files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+    for path in sorted(path for path in BUILT.rglob("*") if path.is_file()):
+        files.append(File.generated(config, f"{TRY}/{path.relative_to(BUILT).as_posix()}", abs_src_path=str(path)))
     return files
+
+
+def on_nav(nav: Navigation, files: Files, **_: Any) -> Navigation:
+    """Add the page that needs no server, where it was built."""
+    if files.get_file_from_path(f"{TRY}/index.html") is not None:
+        nav.items.insert(1, Link(TITLE, f"{TRY}/index.html"))
+    return nav
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -7,12 +7,14 @@ sdist: the same, and its own tests, in a short form unless `--full`. Packages co
 torch is the one that constraints.txt names.
 
 The packages without PyTorch: ananet-lite's wheel with its networks, the npm package, and the C++ header, each in a
-call; the last two only where Node and a compiler are. `python tools/export_packages.py onnx` must have run.
+call, and the page without a server, which is built; all but the first only where Node and a compiler are. `python
+tools/export_packages.py onnx` must have run.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -33,7 +35,7 @@ TEST_PACKAGES = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100", "h5p
 EXPECTED = ("ananet/py.typed", "ananet/weights/", "ananet/recipes/", "licenses/LICENSE", "entry_points.txt")
 
 
-LITE, JS, NATIVE = ROOT / "packages" / "lite", ROOT / "packages" / "js", ROOT / "native"
+LITE, JS, PAGE, NATIVE = (ROOT / name for name in ("packages/lite", "packages/js", "packages/page", "native"))
 # In millions of bytes: of ananet-lite's wheel, and of an environment with it.
 MAX_LITE_WHEEL, MAX_LITE_ENVIRONMENT = 6, 150
 POINTS = "[[10, 20], [30, 40], [50, 10]]"
@@ -153,6 +155,14 @@ def check_npm(folder: Path) -> None:
     print(f"{archive.name}: {archive.stat().st_size / 1e6:.1f} MB,", run(node, "call.js", cwd=folder).strip())
 
 
+def check_page(folder: Path, version: str) -> None:
+    folder.mkdir()
+    stated = json.loads((PAGE / "package.json").read_text(encoding="utf-8"))["version"]
+    if stated != version:
+        raise SystemExit(f"{PAGE.relative_to(ROOT)}: expected version {version}, got {stated}")
+    print(run(sys.executable, ROOT / "tools" / "build_page.py", cwd=folder).strip())
+
+
 def check_header(folder: Path) -> None:
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if compiler is None:
@@ -189,6 +199,7 @@ def check(folder: Path, full: bool) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     check_lite(folder / "lite", version)
     check_npm(folder / "npm")
+    check_page(folder / "page", version)
     check_header(folder / "header")
     print(f"all packages are well, {time.monotonic() - start:.0f} s")
 

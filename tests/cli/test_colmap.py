@@ -60,6 +60,13 @@ def test_a_dry_run(database, run):
     assert json.loads(run("colmap", database, *FAST, "--dry-run", "--json")[1])["output"] is None
 
 
+def test_before_pruning_it_says_what_that_is_worth(database, run):
+    content = database.read_bytes()
+    code, _, err = run("colmap", database, "--pruner", "all", "--device", "cpu")
+    assert code == 2 and "would remove 0% of 500 matches (1 pair tried)) or --match" in err
+    assert database.read_bytes() == content
+
+
 def test_match_and_verify(tmp_path, run):
     pytest.importorskip("pycolmap")
     path = synthesize(tmp_path / "a.db")
@@ -75,7 +82,7 @@ def test_match_and_verify(tmp_path, run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "a.db: has matches of another program; choose --match (match"),
+        ([], "a.db: has matches of another program; choose --prune (only prune what is there: would remove "),
         (["--prune", "--pairs", "all"], "--pairs: expected with --match, got --pairs all with --prune"),
         (["--prune", "--min-matches", "-1"], "min_matches: expected"),
         (["--prune", "--min-overlap", "1.5"], "--min-overlap: expected a number from 0 to 1, got 1.5"),

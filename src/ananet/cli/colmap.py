@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode.add_argument("--match", action="store_true", help=f"{text} (the default for a database without matches)")
     text = "only prune the matches in the database; of little use for COLMAP's own, which passed its ratio test"
     mode.add_argument("--prune", action="store_true", help=text)
-    text = "all (the default), existing (pairs that have matches), sequential (each image with the next ten by name), "
-    text += "or a text file with two image names per line"
+    text = "all (the default), auto (the most promising tenth, at least five per image), existing (pairs that have "
+    text += "matches), sequential (each image with the next ten by name), or a text file with two image names per line"
     add("--pairs", metavar="WHICH", help=f"which to match: {text}")
     add("-o", "--output", type=Path, help="write a copy here and do not change the database")
     add("--dry-run", action="store_true", help="only count; write nothing")
@@ -70,7 +70,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from ananet.integrations.colmap import match_database, prune_database
 
-    _check_database(arguments.database, choose=not (arguments.match or arguments.prune or arguments.pairs))
+    _check_database(arguments)
     options = {name: getattr(arguments, name) for name in ("output", "min_matches", "min_overlap", "verify", "dry_run")}
     options["device"] = arguments.device
     options["progress"] = sys.stderr.isatty()
@@ -111,19 +111,24 @@ def _undone_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _check_database(path: Path, choose: bool) -> None:
-    """Raise if there are no images, or if the user has to `choose` what happens to matches of other programs."""
+def _check_database(arguments: argparse.Namespace) -> None:
+    """Raise if there are no images, or if the user has to choose what happens to matches of other programs."""
     from ananet.integrations.colmap.database import open_database
+    from ananet.integrations.colmap.pruning import preview_pruning
 
+    path = arguments.database
     with open_database(path) as database:
         if not database.image_names():
             raise InputError(f"{path}: no images in the database: extract features first")
-        if choose and database.has_foreign_matches():
-            raise InputError(
-                f"{path}: has matches of another program; choose --match (match the descriptors and prune, replacing "
-                "matches of the same pairs: better reconstructions) or --prune (only prune what is there: for matches "
-                "without a ratio test; little is left to prune in COLMAP's own)"
-            )
+        if arguments.match or arguments.prune or arguments.pairs or not database.has_foreign_matches():
+            return
+    seen = preview_pruning(path, arguments.pruner, device=arguments.device)
+    share = f"{1 - seen.after / max(1, seen.before):.0%} of {seen.before} matches ({count(seen.pairs, 'pair')} tried)"
+    raise InputError(
+        f"{path}: has matches of another program; choose --prune (only prune what is there: would remove {share}) or "
+        "--match (match the descriptors and prune, replacing matches of the same pairs: better reconstructions, above "
+        "all if --prune removes little, since such matches passed a ratio test)"
+    )
 
 
 def _facts(summary: Summary) -> dict[str, Any]:

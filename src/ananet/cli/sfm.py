@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS, RECONSTRUCTION_PRUNER
+from ananet._util.defaults import LONGEST_SIDE, RECONSTRUCTION_KEYPOINTS, RECONSTRUCTION_PRUNER
 from ananet._util.tables import count
 from ananet.cli.arguments import add_json, add_pruner, print_result
 
@@ -23,13 +23,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("photos", type=Path, help="a folder of photos; subfolders count too")
     text = "folder for the model (sparse/0), its picture, the report and the database; a killed call goes on from there"
     add("-o", "--output", type=Path, required=True, metavar="MODEL", help=text)
-    text = (
-        "all (the default), sequential (each photo with the next ten by name), or a text file with two names per line"
-    )
+    text = "all (the default), auto (the most promising tenth, at least five per photo), sequential (each photo with "
+    text += "the next ten by name), or a text file with two names per line"
     add("--pairs", default="all", metavar="WHICH", help=f"which pairs are matched: {text}")
     text = "auto (the default: photos of one size and focal length by EXIF share a camera), one for all photos, or each"
     add("--cameras", default="auto", metavar="HOW", help=f"photos that share a camera: {text}")
-    add("--max-keypoints", type=int, default=MAX_KEYPOINTS, metavar="N", help=f"per photo (default: {MAX_KEYPOINTS})")
+    add(
+        "--max-keypoints",
+        type=int,
+        default=RECONSTRUCTION_KEYPOINTS,
+        metavar="N",
+        help=f"per photo (default: {RECONSTRUCTION_KEYPOINTS})",
+    )
     text = f"larger photos are scaled down to this for keypoints (default: {LONGEST_SIDE})"
     add("--longest-side", type=int, default=LONGEST_SIDE, metavar="N", help=text)
     text = "two-view geometries: poselib (the default, on all cores), or colmap for COLMAP's own verification"

@@ -175,7 +175,9 @@ def tracks_of(first: View, second: View, found: NearestNeighbours | None = None)
     return (of_first, inverse0[fits], deviation0[fits]), (of_second, inverse1[fits], deviation1[fits])
 
 
-def triangulate(first: View, second: View, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def triangulate(
+    first: View, second: View, index: np.ndarray, line_pixels: float = LINE_PIXELS
+) -> tuple[np.ndarray, np.ndarray]:
     """Inverse depths in the first photo of matches [S x 2], and deviations; NaN off the line or behind a camera."""
     R, t = first.pose_of(second)
     turned = first.rays(index[:, 0]) @ R.T
@@ -189,8 +191,16 @@ def triangulate(first: View, second: View, index: np.ndarray) -> tuple[np.ndarra
     off_line = np.linalg.norm(constant + inverse[:, None] * slope, axis=1) / z * second.focal
     deviation = NOISE_PIXELS * second.pixel / second.focal * z / length
     # Noise may give a point at infinity a negative depth.
-    good = (off_line < LINE_PIXELS * second.pixel) & (inverse > -2 * deviation)
+    good = (off_line < line_pixels * second.pixel) & (inverse > -2 * deviation)
     return np.where(good, inverse, np.nan), np.where(good, deviation, np.nan)
+
+
+def fits_poses(first: View, second: View, index: np.ndarray, line_pixels: float = LINE_PIXELS) -> np.ndarray:
+    """[S] whether matches [S x 2] fit the poses of two photos: near the line, and before both cameras."""
+    ways = (first, second, index), (second, first, index[:, ::-1])
+    depths = [triangulate(*way, line_pixels)[0] for way in ways]
+    fits: np.ndarray = np.isfinite(depths).all(axis=0)
+    return fits
 
 
 def join_tracks(keypoints: int, found: dict[int, Tracks]) -> KeypointDepths:

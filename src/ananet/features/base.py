@@ -135,12 +135,10 @@ class ImageDetector(Detector):
 def keypoints_for_size(size: tuple[int, int]) -> int:
     """How many keypoints to keep of an image of this (width, height), where the user does not say.
 
-    It grows with the sides of the image. On 70 validation pairs with photos scaled to 640 pixels, a number that grows
-    with the area loses poses (AUC@5 of `auto` and PoseLib 74.1 instead of 76.5), and 4000 at every size triples the
-    time of pruning for 77.1, within chance. At their own size, up to 1024 pixels, the three give 77.9, 78.3 and 77.6.
+    It grows with the sides of the image (docs/keypoints.md says what was measured).
 
     >>> [keypoints_for_size(size) for size in ((4000, 3000), (1024, 768), (640, 480))]
-    [4000, 3547, 2217]
+    [8000, 7094, 4434]
     """
     megapixels = size[0] * size[1] / 1e6
     return max(1, round(MAX_KEYPOINTS * min(1.0, math.sqrt(megapixels))))

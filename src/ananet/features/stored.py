@@ -29,7 +29,7 @@ class StoredFeatures(Detector):
 
     Args:
         max_keypoints: number of keypoints to keep: the strongest, or the first ones if there are no scores. None for
-            4000, whatever the photo's size.
+            8000, whatever the photo's size.
         path: a folder of .npz files, or hloc's .h5.
     """
 

@@ -7,6 +7,7 @@ files): `matches0` [N0], the partner of each keypoint of the first image or -1, 
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Mapping
@@ -302,6 +303,7 @@ def match_pair(data: Mapping[str, Any], pruner: Pruner) -> dict[str, Tensor]:
         found = nearest_neighbours(data["descriptors0"][0].mT, data["descriptors1"][0].mT)
         image_size0, image_size1 = ((image.shape[-1], image.shape[-2]) for image in (data["image0"], data["image1"]))
         points, known = (points0[:, :2], points1[found.index, :2]), {"ratio": found.ratio, "mutual": found.mutual}
+        known |= _shapes(data, found.index)
         kept = pruner(Correspondences(*points, image_size0=image_size0, image_size1=image_size1, **known))
         mask = torch.as_tensor(kept.mask)
         partners = torch.where(mask, found.index, partners)
@@ -309,3 +311,13 @@ def match_pair(data: Mapping[str, Any], pruner: Pruner) -> dict[str, Tensor]:
     if len(points1) > MAX_SIGNED + 1:
         warnings.warn(f"{len(points1)} keypoints: hloc stores indices in 16 bits; use at most 32768", stacklevel=2)
     return {"matches0": partners[None], "matching_scores0": scores[None]}
+
+
+def _shapes(data: Mapping[str, Any], partners: Tensor) -> dict[str, Tensor]:
+    """Diameters and angles (radians) of matched keypoints, where hloc's detector gives them, as `dog` (SIFT) does."""
+    known = {}
+    for name, argument, unit in (("scales", "keypoint_sizes", 2.0), ("oris", "angles", math.pi / 180)):
+        if f"{name}0" in data and f"{name}1" in data:
+            known[f"{argument}0"] = data[f"{name}0"][0] * unit
+            known[f"{argument}1"] = data[f"{name}1"][0][partners] * unit
+    return known

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ananet._util.checks import check_probability, shown
-from ananet._util.defaults import ATTEND_TO_ALL, DETECTOR, ESTIMATOR, PRUNER
+from ananet._util.defaults import DETECTOR, ESTIMATOR
 from ananet._util.stopwatch import Stopwatch
 from ananet.core.cameras import centred_camera, pixel_scaling
 from ananet.core.correspondences import Array, Correspondences
@@ -69,8 +69,7 @@ class PhotoMatcher:
 
     Args:
         detector, matcher, pruner, estimator: names with options, as `load_detector`, `load_matcher`, `load` and
-            `load_estimator` take them, or what these return. Without a pruner it is "ananet@seeds=0" for up to 5000
-            matches and "ananet" for more.
+            `load_estimator` take them, or what these return.
         threshold: probability above which a network keeps a match; None for 0.4.
         longest_side: larger photos are scaled down to this before keypoints are detected; points come back in the
             photo's own pixels. "auto" is the detector's own, 1600 unless told otherwise; None keeps full size.
@@ -107,9 +106,6 @@ class PhotoMatcher:
         options = {"detector": self.detector.name, "device": device, "neighbours": neighbours}
         self.matcher: Matcher = _load("matcher", matcher, Matcher, load_matcher, **options)
         self.pruner = load_pruner_at(pruner, threshold, device)
-        self.pruner_of_few = self.pruner
-        if pruner in (None, "auto"):
-            self.pruner_of_few = load_pruner_at(f"{PRUNER}@seeds=0", threshold, device)
         self.longest_side = self.detector.longest_side if longest_side == "auto" else longest_side
         self.model = check_model(model)
         self.refine, self.motions, self.use_exif, self.device = refine, motions, use_exif, device
@@ -214,7 +210,7 @@ class PhotoMatcher:
         if devices:
             matches = matches.to(devices[0])
         watch.lap("match")
-        kept = (self.pruner if len(matches) > ATTEND_TO_ALL else self.pruner_of_few)(matches)
+        kept = self.pruner(matches)
         watch.lap("prune")
         nearest = match(photo0.features, photo1.features) if matches.mutual is None else None
         overlap = judge_overlap(matches, kept, photo0.features.points, photo1.features.points, nearest)

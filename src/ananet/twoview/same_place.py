@@ -9,7 +9,7 @@ detector, enter a logistic regression. `tools/fit_overlap.py` fits it and writes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -43,6 +43,8 @@ ANGLE_TOLERANCE = 0.4
 DECISION, SURE = math.log(0.4 / 0.6), 2.0
 # A count of more matches says nothing more.
 MAX_COUNT = 200
+# Log of the share of the photo's diagonal by which matches of a large change of view are off an affine map.
+LARGE = math.log(0.05)
 # Numbers that need more than points, and what they need.
 NEEDS = {"mean_score": "scores", "sure": "scores", "distinctive_kept": "ratio", "angles_agree": "angles"}
 ALWAYS = ("consistent", "consistent_share", "smoothness", "deviation", "coverage")
@@ -173,24 +175,27 @@ def head_of(numbers: Mapping[str, float]) -> str:
 
 def in_words(name: str, numbers: Mapping[str, float]) -> str:
     """One of the numbers as a reason."""
-    value = numbers[name]
-    if name in ("consistent", "consistent_share"):
-        count = math.expm1(numbers["consistent"])
-        shown = f"more than {MAX_COUNT}" if count > MAX_COUNT - 0.5 else f"{count:.0f}"
-        return f"{shown} one-to-one matches ({numbers['consistent_share']:.0%}) agree on one geometry"
-    if name == "coverage":
-        return f"kept matches cover {value:.0%} of the common view"
-    if name == "sure":
-        return f"the network is sure of {math.expm1(value):.0f} matches"
-    if name == "mean_score":
-        return f"the mean score of one-to-one matches is {_sigmoid(value):.2f}"
-    if name == "distinctive_kept":
-        return f"{_sigmoid(value):.0%} of the distinctive matches were kept"
-    if name == "angles_agree":
-        return f"the keypoints of {value:.0%} of the matches turn alike"
-    if name == "smoothness":
-        return f"neighbouring matches differ by {math.exp(value):.0%} of their distance"
-    return "the matches are those of " + ("a large" if value > math.log(0.05) else "a small") + " change of view"
+    return WORDS[name](numbers[name], numbers)
+
+
+def _agreement(_: float, numbers: Mapping[str, float]) -> str:
+    count = math.expm1(numbers["consistent"])
+    shown = f"more than {MAX_COUNT}" if count > MAX_COUNT - 0.5 else f"{count:.0f}"
+    return f"{shown} one-to-one matches ({numbers['consistent_share']:.0%}) agree on one geometry"
+
+
+# What each number says, from its value and all numbers.
+WORDS: dict[str, Callable[[float, Mapping[str, float]], str]] = {
+    "consistent": _agreement,
+    "consistent_share": _agreement,
+    "coverage": lambda value, _: f"kept matches cover {value:.0%} of the common view",
+    "sure": lambda value, _: f"the network is sure of {math.expm1(value):.0f} matches",
+    "mean_score": lambda value, _: f"the mean score of one-to-one matches is {_sigmoid(value):.2f}",
+    "distinctive_kept": lambda value, _: f"{_sigmoid(value):.0%} of the distinctive matches were kept",
+    "angles_agree": lambda value, _: f"the keypoints of {value:.0%} of the matches turn alike",
+    "smoothness": lambda value, _: f"neighbouring matches differ by {math.exp(value):.0%} of their distance",
+    "deviation": lambda value, _: f"the matches are those of a {'large' if value > LARGE else 'small'} change of view",
+}
 
 
 @cache

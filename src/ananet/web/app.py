@@ -32,7 +32,8 @@ from ananet.web.limits import HEALTH, Counters, Guard, Limits, error_response, u
 from ananet.web.openapi import FIELDS, FORM, JSON, MATCH, MATCHED, NPZ, PRUNE, PRUNED, describe
 
 # The files of the page.
-STATIC = {"index.html": "html", "style.css": "css", "page.js": "javascript", "downloads.js": "javascript"}
+SCRIPTS = ("page.js", "backend.js", "downloads.js")
+STATIC = {"index.html": "html", "style.css": "css"} | dict.fromkeys(SCRIPTS, "javascript")
 # Detectors without weights to download.
 PLAIN_DETECTORS = (DETECTOR, "orb")
 # Size of a text field of a form.

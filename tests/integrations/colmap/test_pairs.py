@@ -46,3 +46,16 @@ def test_chosen_pairs(database, tmp_path):
     assert choose_pairs(database, tmp_path / "pairs.txt") == (1, [Pair(1, 5)])
     with pytest.raises(InputError, match="pairs: expected the names of two images of .*a.db, got 'x y'"):
         choose_pairs(database, [("x", "y")])
+
+
+def test_promising_pairs(tmp_path):
+    """Of fifteen images, each sees what the next one sees, and nothing else."""
+    rng, writer = np.random.default_rng(0), Writer(tmp_path / "b.db")
+    described = rng.integers(0, 256, (16, 20, 128)).astype(np.uint8)
+    for number in range(15):
+        rows = np.concatenate([described[number], described[number + 1]])
+        writer.image(rng.uniform(20, 400, (40, 2)), descriptors=rows)
+    writer.close()
+    with open_database(tmp_path / "b.db") as opened:
+        count, chosen = choose_pairs(opened, "auto")
+    assert count == len(chosen) == 75 and {Pair(n, n + 1) for n in range(1, 15)} <= set(chosen)

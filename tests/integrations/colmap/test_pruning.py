@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from ananet import load
 from ananet.errors import InputError
+from ananet.features import NearestNeighbours
 from ananet.integrations.colmap import database as colmap_database
 from ananet.integrations.colmap import match_database, prune_database, pruning, verify_database
 from ananet.integrations.colmap.database import Pair, open_database
@@ -500,8 +501,39 @@ def test_batches_of_a_gpu_give_the_same(tmp_path, monkeypatch):
         monkeypatch.setattr(pruning._Job, "_on_all_cores", way)
         path = synthesize(tmp_path / name)
         summary = match_database(path, "ratio@threshold=0.9", device="cpu")
-        assert set(summary.seconds) == {"read", "match", "prune", "write", "compare"}
+        assert set(summary.seconds) == {"choose", "read", "match", "prune", "write", "compare"}
         found.append((stored_matches(path), summary.after, summary.unseen, summary.doubtful))
     (first, *counts), (second, *others) = found
     assert counts == others and first.keys() == second.keys()
     assert all(np.array_equal(first[number], second[number]) for number in first)
+
+
+def test_a_preview_tries_pairs_from_all_over_the_database(tmp_path):
+    writer = Writer(tmp_path / "a.db")
+    images = [writer.image(np.random.default_rng(number).uniform(0, 400, (40, 2))) for number in range(6)]
+    for first in images:
+        for second in images[first:]:
+            writer.matches(first, second, np.stack([np.arange(40)] * 2, axis=1))
+    writer.close()
+    content = (tmp_path / "a.db").read_bytes()
+    with open_database(tmp_path / "a.db") as database:
+        everything = [pair for pair, _ in database.matched_pairs()]
+        assert len(everything) == 15 and [pair for pair, _ in database.matched_pairs(4)] == everything[3::4]
+    summary = pruning.preview_pruning(tmp_path / "a.db", EveryOther(), device="cpu")
+    assert (summary.pairs, summary.before, summary.after) == (15, 600, 300)
+    assert (tmp_path / "a.db").read_bytes() == content
+
+
+def test_easy_and_hopeless_pairs_show_a_network_less():
+    """By their clear matches: mutual, with a ratio below 0.7."""
+    ratio, mutual = np.tile([0.5, 0.9, 0.97, 0.5, 0.97], 400), np.tile([True, True, True, False, False], 400)
+
+    def shown(clear, hopeless=2):
+        rows = slice(None, 5 * clear)
+        found = NearestNeighbours(np.arange(5 * clear), ratio[rows], mutual[rows])
+        return pruning._worth_showing(found, hopeless)[:5].tolist()
+
+    assert shown(clear=1) == [True, False, False, False, False]
+    assert shown(clear=2) == shown(clear=399) == shown(clear=1, hopeless=0) == [True, True, True, True, False]
+    assert shown(clear=400) == [True, True, False, False, False]
+    assert shown(clear=1, hopeless=None) == shown(clear=400, hopeless=None) == [True, True, True, True, False]

@@ -134,9 +134,9 @@ class Database:
     def count_matched_pairs(self) -> int:
         return int(self.connection.execute("SELECT count(*) FROM matches WHERE rows > 0").fetchone()[0])
 
-    def matched_pairs(self) -> Iterator[tuple[Pair, np.ndarray]]:
-        """Yield pairs with their matches, [N x 2] uint32, one at a time; the caller may change them meanwhile."""
-        last, some = -1, "pair_id > ? AND rows > 0 ORDER BY pair_id LIMIT 1"
+    def matched_pairs(self, every: int = 1) -> Iterator[tuple[Pair, np.ndarray]]:
+        """Yield every n-th pair with its matches, [N x 2] uint32, one at a time; the caller may change them."""
+        last, some = -1, f"pair_id > ? AND rows > 0 ORDER BY pair_id LIMIT 1 OFFSET {every - 1}"
         query = f"SELECT pair_id, rows, cols, data FROM matches WHERE {some}"
         while row := self.connection.execute(query, (last,)).fetchone():
             last, *stored = row

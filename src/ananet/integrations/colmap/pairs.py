@@ -7,11 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from ananet.errors import InputError
+from ananet.features.candidates import promising_pairs
 from ananet.integrations.colmap.database import Database, Pair
 from ananet.io.files import is_file
 from ananet.io.pairs import read_pairs
 
-KINDS = ALL_PAIRS, EXISTING_PAIRS, SEQUENTIAL_PAIRS = "all", "existing", "sequential"
+KINDS = ALL_PAIRS, AUTO_PAIRS, EXISTING_PAIRS, SEQUENTIAL_PAIRS = "all", "auto", "existing", "sequential"
 # Photos that a photo of a sequence is matched with, as in COLMAP.
 NEXT_PHOTOS = 10
 # Photos of a tile of the table of all pairs: with their features in memory, each photo is read a few times only.
@@ -30,8 +31,9 @@ def choose_pairs(database: Database, which: str | Path | Sequence[tuple[str, str
     """Return the number of pairs to match and these pairs, in order of their numbers and both images with descriptors.
 
     Args:
-        which: "all"; "existing" for pairs that have matches; "sequential" for each image with the next ones by name; a
-            file with names of pairs; or the names themselves.
+        which: "all"; "auto" for the most promising (`ananet.features.candidates`); "existing" for pairs that have
+            matches; "sequential" for each image with the next ones by name; a file with names of pairs; or the names
+            themselves.
     """
     check_which(which)
     described = database.images_with_descriptors()
@@ -42,6 +44,9 @@ def choose_pairs(database: Database, which: str | Path | Sequence[tuple[str, str
         return len(described) * (len(described) - 1) // 2, _in_tiles(described)
     if which == EXISTING_PAIRS:
         chosen = [pair for pair, _ in database.matched_pairs()]
+    elif which == AUTO_PAIRS:
+        promising = promising_pairs(database.view(image, True) for image in described)
+        chosen = [Pair(described[a], described[b]) for a, b in promising.tolist()]
     elif which == SEQUENTIAL_PAIRS:
         ordered = sorted(described, key=lambda image: names[image])
         steps = range(1, NEXT_PHOTOS + 1)

@@ -27,7 +27,7 @@ from ananet._util.workers import worker_threads
 from ananet.core.correspondences import Correspondences
 from ananet.errors import InputError
 from ananet.estimators.base import one_to_one
-from ananet.features import nearest_neighbours
+from ananet.features import NearestNeighbours, nearest_neighbours
 from ananet.integrations.colmap.database import Database, Pair, View, copy_database, join, open_database, transaction
 from ananet.integrations.colmap.geometries import verify_with_poselib
 from ananet.integrations.colmap.pairs import ALL_PAIRS, choose_pairs
@@ -47,6 +47,12 @@ METHODS = ("poselib", "colmap")
 # Of the matches that are not mutual, and so never stay, the pruner sees only those below this ratio: the others tell
 # it little, and are half of all (docs/speed.md).
 PROMISING_RATIO = 0.95
+# Mutual matches of SIFT below this ratio tell how hard a pair is (docs/speed.md). With so many of them a network needs
+# no others to compare with, and sees the promising mutual ones alone; with fewer than the second number it sees only
+# these, and the pair is dropped.
+CLEAR_RATIO, EASY, HOPELESS = 0.7, 400, 2
+# Pairs that show what pruning is worth.
+SAMPLED_PAIRS = 8
 # Keypoints that a thread gets at once.
 MATCHES_TOGETHER = 1024
 
@@ -88,8 +94,8 @@ class Summary:
     verified: int | None = None
     """Pairs of the database with inliers to a two-view geometry; None without verification."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Time of each step: read, match, prune, write, compare (pairs with each other), verify; of what runs side by side,
-    its share of a thread's time."""
+    """Time of each step: choose (pairs), read, match, prune, write, compare (pairs with each other), verify; of what
+    runs side by side, its share of a thread's time."""
 
     @property
     def pairs_per_second(self) -> float:
@@ -146,6 +152,16 @@ def prune_database(
     return _run(Path(path), output, job, job.stored, check_verify(verify), dry_run)
 
 
+def preview_pruning(
+    path: str | Path, pruner: str | Path | Pruner | None = None, *, device: str | torch.device = "auto"
+) -> Summary:
+    """Return what `prune_database` would do to some pairs, evenly over the database; nothing is written."""
+    job = _Job(pruner, device, 0, 0.0, matching=False, progress=False)
+    with open_database(Path(path)) as database:
+        job.work(database, *job.sampled(database), write=False)
+    return job.summary
+
+
 def match_database(
     path: str | Path,
     pruner: str | Path | Pruner | None = None,
@@ -166,8 +182,9 @@ def match_database(
     written one to one: COLMAP expects each keypoint at most once per pair.
 
     Args:
-        pairs: "all"; "existing" for pairs that have matches, which are replaced; "sequential" for each image with the
-            next ten by name; a text file with two image names per line (`ananet.io.pairs`); or the names themselves.
+        pairs: "all"; "auto" for the most promising tenth, at least five per image; "existing" for pairs that have
+            matches, which are replaced; "sequential" for each image with the next ten by name; a text file with two
+            image names per line (`ananet.io.pairs`); or the names themselves.
             Pairs with an image without descriptors are skipped.
         in_parts: commit every few seconds, so that a call that is killed goes on where it stopped.
 
@@ -288,8 +305,14 @@ class _Job:
         """Return the number of pairs with matches, and these pairs."""
         return database.count_matched_pairs(), self._timed(self._stored(database))
 
-    def _stored(self, database: Database) -> Iterator[_Task]:
-        for pair, indices in database.matched_pairs():
+    def sampled(self, database: Database) -> tuple[int, Iterator[_Task]]:
+        """Return about `SAMPLED_PAIRS` of the pairs with matches, evenly over all, and their number."""
+        total = database.count_matched_pairs()
+        every = max(1, total // SAMPLED_PAIRS)
+        return total // every, self._timed(self._stored(database, every))
+
+    def _stored(self, database: Database, every: int = 1) -> Iterator[_Task]:
+        for pair, indices in database.matched_pairs(every):
             if self._is_done(database, pair):
                 yield _Task(pair, None, indices)
                 continue
@@ -299,7 +322,8 @@ class _Job:
 
     def matched(self, database: Database, pairs: str | Path | Sequence[tuple[str, str]]) -> tuple[int, Iterator[_Task]]:
         """Return the number of pairs to match, and these pairs."""
-        count, chosen = choose_pairs(database, pairs)
+        with self.summary.timed("choose"):
+            count, chosen = choose_pairs(database, pairs)
         return count, self._timed(self._to_match(database, chosen))
 
     def _to_match(self, database: Database, pairs: Iterable[Pair]) -> Iterator[_Task]:
@@ -389,7 +413,9 @@ class _Job:
             return _Putative(task, task.indices, usable, matches)
         first, second = task.views
         found = nearest_neighbours(first.descriptors, second.descriptors, device=self.device)
-        seen = np.flatnonzero(found.mutual | (found.ratio < PROMISING_RATIO))
+        # Other descriptors have other ratios, and other pruners may keep what is not clear.
+        tested = isinstance(self.pruner, LearnedPruner) and first.descriptors.dtype == np.int8
+        seen = np.flatnonzero(_worth_showing(found, min(self.min_matches, HOPELESS) if tested else None))
         indices = np.stack([seen, found.index[seen]], axis=1)
         matches, usable = join(first, second, indices, ratio=found.ratio[seen], mutual=found.mutual[seen])
         return _Putative(task, indices, usable, matches)
@@ -430,7 +456,9 @@ class _Job:
         self.summary.skipped += putative.matches is None
         self.summary.before += len(mask)
         self.summary.after += count
-        self.summary.dropped += count == 0 < len(mask)
+        # Of hopeless pairs the pruner may have seen no match at all.
+        new = self.matching and putative.matches is not None
+        self.summary.dropped += count == 0 and (new or len(mask) > 0)
         self.summary.unseen += unseen + int((~putative.usable).sum())
         pair = putative.task.pair
         if putative.matches is not None:
@@ -487,6 +515,23 @@ class _Job:
             if all(image in names for image in pair):
                 told = Doubtful(names[pair.first], names[pair.second], doubt.matches, doubt.probability, doubt.reason)
                 self.summary.doubtful.append(told)
+
+
+def _worth_showing(found: NearestNeighbours, hopeless: int | None) -> np.ndarray:
+    """[N] bool mask of the nearest neighbours that a pruner is shown.
+
+    Args:
+        hopeless: a pair with fewer clear matches is dropped anyway; None treats all pairs alike.
+    """
+    promising = found.ratio < PROMISING_RATIO
+    if hopeless is not None:
+        clear = found.mutual & (found.ratio < CLEAR_RATIO)
+        count = int(clear.sum())
+        if count < hopeless:
+            return clear
+        if count >= EASY:
+            return found.mutual & promising
+    return found.mutual | promising
 
 
 def _run(

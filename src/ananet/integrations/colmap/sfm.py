@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ananet._util.checks import check_whole_number
-from ananet._util.defaults import LONGEST_SIDE, MAX_KEYPOINTS, RECONSTRUCTION_PRUNER
+from ananet._util.defaults import LONGEST_SIDE, RECONSTRUCTION_KEYPOINTS, RECONSTRUCTION_PRUNER
 from ananet._util.devices import choose_device
 from ananet._util.tables import count
 from ananet.errors import InputError
@@ -93,7 +93,7 @@ def build_model(
     pruner: str | Path | Pruner | None = None,
     *,
     pairs: str | Path | Sequence[tuple[str, str]] = ALL_PAIRS,
-    max_keypoints: int = MAX_KEYPOINTS,
+    max_keypoints: int = RECONSTRUCTION_KEYPOINTS,
     longest_side: int = LONGEST_SIDE,
     cameras: str = "auto",
     verify: str = "poselib",

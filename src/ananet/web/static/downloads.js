@@ -1,4 +1,4 @@
-// Matches as files: .npz, .csv, and a .zip for COLMAP. kept(n) tells whether match n is kept.
+// Matches as files: .npz, .csv, .json, and a .zip for COLMAP. kept(n) tells whether match n is kept.
 "use strict";
 
 function csv(answer, kept) {
@@ -7,24 +7,25 @@ function csv(answer, kept) {
   return `x0,y0,x1,y1,kept,score,ratio,mutual,index0,index1\n${rows.join("\n")}\n`;
 }
 
+// All that is known, by the names that the library gives it.
+function named(answer, kept) {
+  const { points0, points1, scores, ratio, mutual, indices } = answer;
+  const values = { points0, points1, mask: [...scores.keys()].map(kept), scores, ratio, mutual: mutual.map(Boolean), indices };
+  answer.photos.forEach((photo, i) => { values[`image_size${i}`] = [photo.width, photo.height]; });
+  for (const name of ["K0", "K1"]) values[name] = answer.cameras[name];
+  for (const name of ["keypoint_sizes0", "keypoint_sizes1", "angles0", "angles1"]) values[name] = answer[name];
+  Object.assign(values, { R: answer.pose?.R, t: answer.pose?.t, F: answer.fundamental, H: answer.homography });
+  return Object.fromEntries(Object.entries(values).filter(([, value]) => value));
+}
+
 function npz(answer, kept) {
-  const count = answer.scores.length;
-  const flat = (values) => Float64Array.from(values.flat());
-  const arrays = {
-    points0: ["<f8", [count, 2], flat(answer.points0)], points1: ["<f8", [count, 2], flat(answer.points1)],
-    mask: ["|b1", [count], Uint8Array.from(answer.scores.keys(), (n) => (kept(n) ? 1 : 0))],
-    scores: ["<f8", [count], flat(answer.scores)], ratio: ["<f8", [count], flat(answer.ratio)],
-    mutual: ["|b1", [count], Uint8Array.from(answer.mutual, Number)],
-    indices: ["<i4", [count, 2], Int32Array.from(answer.indices.flat())],
-  };
-  answer.photos.forEach((photo, i) => { arrays[`image_size${i}`] = ["<f8", [2], flat([photo.width, photo.height])]; });
-  for (const name of ["K0", "K1"]) if (answer.cameras[name]) arrays[name] = ["<f8", [3, 3], flat(answer.cameras[name])];
-  for (const name of ["keypoint_sizes0", "keypoint_sizes1"]) if (answer[name]) arrays[name] = ["<f8", [count], flat(answer[name])];
-  if (answer.pose) Object.assign(arrays, { R: ["<f8", [3, 3], flat(answer.pose.R)], t: ["<f8", [3], flat(answer.pose.t)] });
-  for (const [name, matrix] of [["F", answer.fundamental], ["H", answer.homography]]) {
-    if (matrix) arrays[name] = ["<f8", [3, 3], flat(matrix)];
-  }
-  return zip(Object.entries(arrays).map(([name, of]) => [`${name}.npy`, npy(...of)]));
+  const kinds = { mask: ["|b1", Uint8Array], mutual: ["|b1", Uint8Array], indices: ["<i4", Int32Array] };
+  // Points have a width also where there are none.
+  const width = (name, rows) => (Array.isArray(rows[0]) ? [rows[0].length] : /^(points|indices)/.test(name) ? [2] : []);
+  return zip(Object.entries(named(answer, kept)).map(([name, rows]) => {
+    const [kind, Values] = kinds[name] ?? ["<f8", Float64Array];
+    return [`${name}.npy`, npy(kind, [rows.length, ...width(name, rows)], Values.from(rows.flat(), Number))];
+  }));
 }
 
 // ---- COLMAP: both photos, the keypoints of the kept matches, the matches, and how to import them

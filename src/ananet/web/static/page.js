@@ -1,4 +1,4 @@
-// The page of `ananet web`. The service sends all scores once; the rest happens here.
+// The page: photos, slider, drawing, downloads. backend.js, which matches the photos, sends all scores once; the rest happens here.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
@@ -19,27 +19,7 @@ let chosen = -1;                  // the match under the pointer, or selected by
 let line = null;                  // { photo, x, y }: the point with epipolar lines
 let asked = 0;                    // number of the last request: results of earlier ones are dropped
 
-// ---- requests
-
-function headers() {
-  return $("token").value ? { Authorization: `Bearer ${$("token").value}` } : {};
-}
-
-async function ask(path, options = {}) {
-  let response;
-  try {
-    response = await fetch(path, { ...options, headers: headers() });
-  } catch {
-    throw new Error("The service does not answer.");
-  }
-  const body = await response.json().catch(() => ({}));
-  if (response.status === 401) {
-    $("token-field").hidden = false;
-    throw new Error($("token").value ? "This is not the token of the service." : "Enter the token of the service.");
-  }
-  if (!response.ok) throw new Error(body.error || `The service answered ${response.status}.`);
-  return body;
-}
+// ---- matches
 
 function tell(error) {
   $("error").textContent = error ? error.message : "";
@@ -49,16 +29,14 @@ function tell(error) {
 async function match() {
   if (!files[0] || !files[1]) return tell(new Error("Choose two photos first."));
   const number = ++asked;
-  const form = new FormData();
-  files.forEach((file, i) => form.append(`photo${i}`, file, file.name));
-  for (const name of ["detector", "pruner", "focal"]) if ($(name).value.trim()) form.append(name, $(name).value.trim());
-  if (cameras && !form.has("focal")) cameras.forEach((camera, i) => form.append(`K${i}`, camera));
   tell(null);
   busy(true);
   const sent = [...files];
+  const report = (stage) => { if (number === asked) $("busy").textContent = stage; };
   try {
     if (!$("pruner").length) await choices();
-    const found = await ask("/v1/match", { method: "POST", body: form });
+    const chosen = Object.fromEntries(["detector", "pruner", "focal"].map((name) => [name, $(name).value.trim()]));
+    const found = await backend.match(sent, { cameras, ...chosen }, report);
     const bitmaps = await Promise.all(sent.map((file) => createImageBitmap(file)));
     if (number !== asked) return;
     [answer, sources, pictures] = [found, sent, bitmaps];
@@ -81,7 +59,7 @@ function busy(on) {
 }
 
 async function choices() {
-  const known = await ask("/v1/pruners");
+  const known = await backend.choices();
   $("detector").replaceChildren(...known.detectors.map((name) => new Option(name)));
   $("pruner").replaceChildren(...Object.entries(known.pruners).map(([name, summary]) => {
     const option = new Option(name);
@@ -94,12 +72,12 @@ async function choices() {
 const about = () => { $("about").textContent = $("pruner").selectedOptions[0].title; };
 
 async function examples() {
-  for (const example of await ask("/examples")) {
+  for (const example of await backend.examples()) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = example.title;
     button.onclick = async () => {
-      const blobs = await Promise.all([0, 1].map(async (i) => (await fetch(`/examples/${example.name}/${i}.jpg`)).blob()));
+      const blobs = await Promise.all([0, 1].map(async (i) => (await fetch(`examples/${example.name}/${i}.jpg`)).blob()));
       blobs.forEach((blob, i) => choose(i, new File([blob], `${example.name}${i}.jpg`, { type: "image/jpeg" })));
       $("focal").value = "";
       cameras = example.cameras;
@@ -334,12 +312,9 @@ function epipolarLine(photo, x, y) {
 }
 
 function epipolar() {
-  cross(line);
-  if (!answer.fundamental) return;
-  along(1 - line.photo, epipolarLine(line.photo, line.x, line.y));
-  if (line.partner) {
-    cross(line.partner);
-    along(line.photo, epipolarLine(line.partner.photo, line.partner.x, line.partner.y));
+  for (const point of [line, line.partner].filter(Boolean)) {
+    cross(point);
+    if (answer.fundamental) along(1 - point.photo, epipolarLine(point.photo, point.x, point.y));
   }
 }
 
@@ -490,6 +465,9 @@ for (const name of ["kept", "removed", "conflicting", "motions"]) $(`show-${name
 $("form").onsubmit = (event) => { event.preventDefault(); match(); };
 for (const name of ["detector", "pruner"]) $(name).onchange = () => { about(); if (answer) match(); };
 $("token").onchange = () => choices().then(() => tell(null), tell);
+$("note").textContent = backend.note ?? "";
+for (const each of document.querySelectorAll(".geometry")) each.hidden = !backend.geometry;
+$("links").append(...Object.entries(backend.links).map(([name, target]) => Object.assign(document.createElement("a"), { textContent: name, href: target })));
 window.addEventListener("resize", () => { if (answer) fit(); });
 
 // ---- downloads: all matches, with the mask at the current threshold
@@ -497,6 +475,7 @@ window.addEventListener("resize", () => { if (answer) fit(); });
 const saves = {
   npz: () => ["matches.npz", npz(answer, kept)],
   csv: () => ["matches.csv", csv(answer, kept)],
+  json: () => ["matches.json", JSON.stringify(named(answer, kept))],
   colmap: async () => ["colmap.zip", await colmap(answer, kept, sources)],
   picture: async () => { paint(); return ["matches.png", await new Promise((resolve) => canvas.toBlob(resolve))]; },
 };
