@@ -38,6 +38,7 @@ CLASSICAL, NETWORKS = ("ratio", "gms", "lpm", "lmf"), ("ananet-paper", "ananet-s
 TIMED_PAIRS, RUNS = 5, 2
 # Where a label may stand, in points from its dot: right, left, above, below, and between.
 PLACES = ((7, 0), (-7, 0), (0, 8), (0, -8), (7, 7), (7, -7), (-7, 7), (-7, -7), (0, 18), (0, -18), (14, 16), (14, -16))
+PLACES += ((-14, 16), (-14, -16), (0, 28), (0, -28), (-14, 28), (14, -28))
 Points = Mapping[str, tuple[float, float]]
 
 
@@ -82,7 +83,7 @@ def draw(parts: Mapping[str, Points]) -> tuple[np.ndarray, list[Any]]:
             colour = "tab:gray" if name in CLASSICAL else "tab:orange" if name == "ananet-paper" else "tab:blue"
             axis.plot(at, auc, "o", color=colour, markersize=6)
         axis.set(xscale="log", title=title, xlabel="time over that of nearest-neighbour matching, one core")
-        axis.margins(x=0.3, y=0.14)
+        axis.margins(x=0.35, y=0.14)
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("AUC@5 of the pose, PoseLib")
     figure.canvas.draw()
@@ -102,8 +103,9 @@ def write_labels(axis: Any, points: Points) -> list[Any]:
             label.set_position((right, up))
             label.set(ha=aligned(right, "left", "right"), va=aligned(up, "bottom", "top"))
             box = label.get_window_extent()
-            outside = not (bounds.x0 < box.x0 and box.x1 < bounds.x1 and bounds.y0 < box.y0 and box.y1 < bounds.y1)
-            hidden = box.padded(2).count_contains(dots) + box.count_overlaps(boxes)
+            near = box.padded(3)
+            outside = near.x0 < bounds.x0 or near.x1 > bounds.x1 or near.y0 < bounds.y0 or near.y1 > bounds.y1
+            hidden = near.count_contains(dots) + near.count_overlaps(boxes)
             found.append((hidden + 2 * outside, len(found), box, label.get_position(), label.get_ha(), label.get_va()))
         _, _, box, place, ha, va = min(found, key=lambda each: each[:2])
         label.set(position=place, ha=ha, va=va)
