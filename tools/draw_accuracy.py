@@ -39,6 +39,8 @@ TIMED_PAIRS, RUNS = 5, 2
 # Where a label may stand, in points from its dot: right, left, above, below, and between.
 PLACES = ((7, 0), (-7, 0), (0, 8), (0, -8), (7, 7), (7, -7), (-7, 7), (-7, -7), (0, 18), (0, -18), (14, 16), (14, -16))
 PLACES += ((-14, 16), (-14, -16), (0, 28), (0, -28), (-14, 28), (14, -28))
+# Farther labels have a line to their dot.
+NEAR = 12
 Points = Mapping[str, tuple[float, float]]
 
 
@@ -109,6 +111,9 @@ def write_labels(axis: Any, points: Points) -> list[Any]:
             found.append((hidden + 2 * outside, len(found), box, label.get_position(), label.get_ha(), label.get_va()))
         _, _, box, place, ha, va = min(found, key=lambda each: each[:2])
         label.set(position=place, ha=ha, va=va)
+        if np.hypot(*place) > NEAR:
+            line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.7}
+            axis.annotate("", at, place, textcoords="offset points", arrowprops=line)
         boxes.append(box)
     return boxes
 
