@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-native test-lite test-js test-page page docs tables lint format clean fuzz kill-test release-check
+.PHONY: demo test test-native test-lite test-js test-page page docs tables plot lint format clean fuzz kill-test release-check
 
 # Bytecode is written for what the demo imports only.
 demo: $(VENV)/.installed
@@ -54,6 +54,10 @@ docs: $(VENV)/.docs-installed page
 # CHECK=1 writes nothing and fails if one differs.
 tables: $(VENV)/.installed
 	$(BIN)/python tools/write_tables.py $(if $(CHECK),--check)
+
+# Accuracy against time, from the same pairs: docs/images/accuracy-by-time.png.
+plot: $(VENV)/.dev-installed
+	$(BIN)/python tools/draw_accuracy.py
 
 # Ten minutes of new cases: make fuzz SECONDS=3600 SEED=1000 for more, and for others.
 SECONDS ?= 600

@@ -2,8 +2,9 @@
 
     python tools/release_check.py [--full] [--keep FOLDER]
 
-The wheel: import, `ananet list`, and `ananet demo` with its extra. The sdist: the same, and its own tests, in a short
-form unless `--full`. Packages come from wherever pip is told to look; torch is the one that constraints.txt names.
+The wheel: import, `ananet list`, and `ananet demo` with its extra; build/sbom.json lists all that was installed. The
+sdist: the same, and its own tests, in a short form unless `--full`. Packages come from wherever pip is told to look;
+torch is the one that constraints.txt names.
 
 The packages without PyTorch: ananet-lite's wheel with its networks, the npm package, and the C++ header, each in a
 call, and the page without a server, which is built; all but the first only where Node and a compiler are. `python
@@ -190,6 +191,9 @@ def check(folder: Path, full: bool) -> None:
         more = TEST_PACKAGES if archive is sdist else ()
         python = environment(place / "venv", f"ananet[{extras}] @ {archive.as_uri()}", *more)
         try_out(python, place)
+        if archive is wheel:
+            (ROOT / "build").mkdir(exist_ok=True)
+            run(python, ROOT / "tools" / "sbom.py", ROOT / "build" / "sbom.json", cwd=place)
         if archive is sdist:
             test(python, archive, place, full)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]

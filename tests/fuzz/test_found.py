@@ -6,6 +6,7 @@ import torch
 
 from ananet import Correspondences, InputError, group_motions
 from ananet.core import metrics
+from ananet.core.cameras import parse_camera
 from ananet.estimators import load_estimator
 from ananet.features import Features, load_detector
 from ananet.integrations import hloc
@@ -102,3 +103,9 @@ def test_features_are_read_as_carefully_as_matches(tmp_path):
     assert set(read_some(tmp_path / "a.npz", ["points"])) == {"points"}
     with pytest.raises(InputError, match="descriptors: expected real numbers, got an array of <U1"):
         load_detector("stored", path=tmp_path).detect(np.zeros((9, 9), np.uint8), tmp_path / "a.jpg")
+
+
+@pytest.mark.parametrize("side", [-1, 10**400])
+def test_cameras_of_impossible_photos(side):
+    with pytest.raises(InputError, match=r"here: expected a width and a height of 0 to 2,147,483,647 pixels, got \("):
+        parse_camera("SIMPLE_PINHOLE", (640, side), (500, 320, 240), "here")

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from tests.datasets.formats import test_fuzz as damaged_files
-from tests.fuzz import api, commands, readers  # noqa: F401 (they add their targets)
+from tests.fuzz import api, commands, properties, readers  # noqa: F401 (they add their targets)
 from tests.fuzz.campaign import TARGETS, run
 
 CASES = {"large networks": 4, "commands": 8, "detectors": 15, "group_motions": 15, "hloc": 20, "COLMAP database": 20}

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ananet._util.checks import shown
 from ananet.errors import InputError
 
 Values = TypeVar("Values", np.ndarray, Tensor)
@@ -24,6 +25,8 @@ Values = TypeVar("Values", np.ndarray, Tensor)
 FOCAL_GUESS = 0.7
 # Fields of view of ordinary cameras, in degrees along the longest side. A focal length in millimetres is far outside.
 MIN_VIEW, MAX_VIEW = 5.0, 150.0
+# In pixels, of a photo in a model of COLMAP: what is larger is damage.
+MAX_SIDE = 2**31 - 1
 NEWTON_STEPS = 25
 # Where the inverse of a lens model leaves more than this (in focal lengths), there is no solution.
 MAX_RESIDUAL = 1e-8
@@ -185,6 +188,8 @@ def parse_camera(model_name: str, size: tuple[int, int], parameters: Iterable[fl
     if model is None:
         advice = "; cut panoramas of 360 degrees into pinhole views first" if model_name in PANORAMAS else ""
         raise InputError(f"{where}: expected a camera model of {', '.join(CAMERA_MODELS)}, got {model_name}{advice}")
+    if not all(0 <= side <= MAX_SIDE for side in size):
+        raise InputError(f"{where}: expected a width and a height of 0 to {MAX_SIDE:,} pixels, got {shown(size)}")
     values = [float(value) for value in parameters]
     if len(values) != model.parameters or not all(map(math.isfinite, values)):
         raise InputError(f"{where}: expected {model.parameters} finite parameters of {model_name}, got {values}")
