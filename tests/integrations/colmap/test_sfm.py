@@ -230,7 +230,7 @@ def test_photos_that_do_not_overlap(tmp_path):
         ({"verify": False}, "verify: expected poselib or colmap, got False"),
         ({"max_keypoints": 0}, "max_keypoints: expected"),
         ({"longest_side": 0.5}, "longest_side: expected"),
-        ({"pairs": "none.txt"}, "pairs: expected all, existing, sequential or a text file .*, got 'none.txt'"),
+        ({"pairs": "none.txt"}, "pairs: expected all, auto, existing, sequential or a text file .*, got 'none.txt'"),
         ({"pruner": "anet"}, "anet"),
         ({"device": "tpu"}, "device: expected"),
     ],
