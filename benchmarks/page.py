@@ -96,7 +96,7 @@ def measure(photos: list[Path], rounds: int) -> list[dict[str, Any]]:
                 seconds.append(taken)
                 for choice, row in found.items():
                     times[choice].append(row)
-    rows = []
+    rows = list[dict[str, Any]]()
     for (detector, pruner), all_rounds in times.items():
         least = {name: min(row[name] for row in all_rounds) for name in all_rounds[0]}
         parts = {f"{name} (s)": f"{least[name] / 1000:.2f}" for name in ("keypoints", "pruning", "total")}

@@ -50,7 +50,10 @@ def test_settings_come_from_toml(data, tmp_path):
         ("optimizer = 'sgd'", "optimizer: expected adamw or muon, got 'sgd'"),
         ("seed = -1", "seed: expected a whole number from 0 to"),
         ("network = 3", "network: expected"),
-        ("[network]\nname = 'oracle'", "network: expected one of ananet, cne, acne, oanet, lmcnet, dematch, got 'oracle'"),
+        (
+            "[network]\nname = 'oracle'",
+            "network: expected one of ananet, cne, acne, oanet, lmcnet, dematch, got 'oracle'",
+        ),
         ("[network]\nside = ['colour']", "side: expected different ones of ratio, mutual, size, angle"),
         ("[network]\nside = ['ratio', 'ratio']", "side: expected different ones"),
         ("[network]\nwidth = 10\nheads = 4", "width: expected a multiple of heads"),

@@ -199,8 +199,7 @@ def fits_poses(first: View, second: View, index: np.ndarray, line_pixels: float 
     """[S] whether matches [S x 2] fit the poses of two photos: near the line, and before both cameras."""
     ways = (first, second, index), (second, first, index[:, ::-1])
     depths = [triangulate(*way, line_pixels)[0] for way in ways]
-    fits: np.ndarray = np.isfinite(depths).all(axis=0)
-    return fits
+    return np.logical_and(*map(np.isfinite, depths))
 
 
 def join_tracks(keypoints: int, found: dict[int, Tracks]) -> KeypointDepths:
