@@ -25,24 +25,22 @@ import numpy as np
 import torch
 
 from ananet._util.tables import format_table
-from ananet.core.cameras import rotate_axes, rotate_camera
+from ananet.core.cameras import calibrate, project, rotate_axes, rotate_camera
+from ananet.core.geometry import homogeneous
 from ananet.datasets.base import LabelledPair
 from ananet.datasets.sources import Source, StoredPairs, open_source
 from ananet.evaluation import Evaluation, evaluate
+from ananet.evaluation.pair_sets import EVERY_MATCH, LINE, POINTS_ONLY, REPEATS
 from ananet.evaluation.scoring import PrunerScores
 
 VALIDATION = Path(__file__).parent / "pairs" / "validation"
-REPEATS = 3
-# The output for the paper's label, networks alone, at a calibrated probability of one half.
-LINE = "@label=line@threshold=0.5@conflict_odds=1"
-POINTS = "@side_input=false"
 NETWORKS = {
     "all input": "ananet",
-    "all input, every match": "ananet@seeds=0",
-    "points only": "ananet" + POINTS,
-    "points only, every match": "ananet@seeds=0" + POINTS,
+    "all input, every match": EVERY_MATCH,
+    "points only": POINTS_ONLY,
+    "points only, every match": f"{POINTS_ONLY}@seeds=0",
     "small": "ananet-small",
-    "small, points only": "ananet-small" + POINTS,
+    "small, points only": "ananet-small@side_input=false",
 }
 
 
@@ -75,21 +73,17 @@ def turned(pair: LabelledPair, quarters: int) -> LabelledPair:
     width, height = matches.image_size1
     K = torch.from_numpy(rotate_camera(matches.K1.double().numpy(), (round(width), round(height)), quarters))
     axes = torch.from_numpy(rotate_axes(quarters))
-    rays = torch.linalg.solve(matches.K1.double(), _homogeneous(matches.points1).T)
-    points = (K @ (axes @ rays)).T
+    rays = homogeneous(calibrate(matches.points1.double(), matches.K1.double())) @ axes.T
+    points = project(rays, K)
     angles = None if matches.angles1 is None else (matches.angles1 - math.pi / 2 * quarters) % (2 * math.pi)
     change = {
-        "points1": points[:, :2].to(matches.points1),
+        "points1": points.to(matches.points1),
         "K1": K.to(matches.K1),
         "image_size1": (height, width) if quarters % 2 else (width, height),
         "angles1": angles,
     }
     R, t = axes @ pair.R.double(), axes @ pair.t.double()
     return replace(pair, matches=matches.replace(**change), R=R, t=t)
-
-
-def _homogeneous(points: torch.Tensor) -> torch.Tensor:
-    return torch.cat([points.double(), torch.ones(len(points), 1, dtype=torch.float64)], dim=1)
 
 
 @dataclass(frozen=True)

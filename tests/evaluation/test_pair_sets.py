@@ -11,7 +11,7 @@ from ananet import InputError
 from ananet.cli.main import main
 from ananet.datasets.sources import PAIR_SETS_VARIABLE, open_source
 from ananet.evaluation import pair_sets
-from ananet.evaluation.pair_sets import TABLES, TRUE_LABELS, Measurements, readme_tables
+from ananet.evaluation.pair_sets import TABLES, TRUE_LABELS, Measurements, documented_tables
 
 ROOT = Path(__file__).parents[2]
 PAIR_SET = ROOT / "benchmarks" / "pairs" / "validation"
@@ -76,7 +76,7 @@ def test_a_changed_number_is_found(tmp_path, monkeypatch, capsys):
 @pytest.mark.usefixtures("in_this_process")
 def test_some_pairs_of_the_repository(tmp_path, monkeypatch):
     options = {"limit": 2, "summaries": tmp_path / "summaries", "predictions": tmp_path / "predictions"}
-    tables = readme_tables(Measurements(PAIR_SET, **options), ["ratio", "ananet-small"])
+    tables = documented_tables(Measurements(PAIR_SET, **options), ["ratio", "ananet-small"])
     usual, paper = tables.values()
     assert [row["pruner"] for row in usual] == ["mutual + ratio test (needs descriptors)", "`ananet-small`"]
     assert float(re.sub("[*%]", "", usual[1]["wrong at 95 % recall"])) < float(
@@ -86,9 +86,9 @@ def test_some_pairs_of_the_repository(tmp_path, monkeypatch):
     assert len(list((tmp_path / "predictions").glob("*/*.safetensors"))) == 6
     # Nothing is measured twice.
     monkeypatch.setattr(pair_sets, "evaluate", None)
-    assert readme_tables(Measurements(PAIR_SET, **options), ["ratio", "ananet-small"]) == tables
+    assert documented_tables(Measurements(PAIR_SET, **options), ["ratio", "ananet-small"]) == tables
     with pytest.raises(TypeError):
-        readme_tables(Measurements(PAIR_SET, **options | {"limit": 3}), ["ratio"])
+        documented_tables(Measurements(PAIR_SET, **options | {"limit": 3}), ["ratio"])
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("sources", nargs="+", metavar="SOURCE", type=Path, help=text)
     names = "names or .safetensors files, as in 'ananet match'; name=FILE names a file"
-    names += " (default for a pair set: those of its tables in the README)"
+    names += " (default for a pair set: those of the documentation's tables)"
     add("--pruner", metavar="A,B,...", help=names)
     text = (
         "what estimators look for. fundamental: pruners and estimators know no cameras, the pose is scored with the "
@@ -146,8 +146,8 @@ def _pair_set(arguments: argparse.Namespace) -> Path | None:
 
 
 def _print_tables(arguments: argparse.Namespace, pair_set: Path) -> int:
-    """README's tables, of its pruners or of the given ones."""
-    from ananet.evaluation.pair_sets import Measurements, readme_tables
+    """The documentation's tables, of their pruners or of the given ones."""
+    from ananet.evaluation.pair_sets import Measurements, documented_tables
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -157,7 +157,7 @@ def _print_tables(arguments: argparse.Namespace, pair_set: Path) -> int:
             raise InputError(f"--{name.replace('_', '-')}: {part}")
     given = {name: getattr(arguments, name) for name in ("predictions", "limit", "workers")}
     pruners = None if arguments.pruner is None else arguments.pruner.split(",")
-    tables = readme_tables(Measurements(pair_set, progress=sys.stderr.isatty(), **given), pruners)
+    tables = documented_tables(Measurements(pair_set, progress=sys.stderr.isatty(), **given), pruners)
     text = (f"{title}\n\n{format_table(rows, arguments.style)}" for title, rows in tables.items())
     return shared.print_result(arguments, tables, "\n\n".join(text))
 

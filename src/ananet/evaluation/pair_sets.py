@@ -276,8 +276,8 @@ TABLES: dict[str, Callable[[Measurements], list[dict[str, str]]]] = {
 }
 
 
-def readme_tables(measured: Measurements, pruners: Sequence[str] | None = None) -> dict[str, list[dict[str, str]]]:
-    """Rows of README's tables by title, or of the same tables for other pruners."""
+def documented_tables(measured: Measurements, pruners: Sequence[str] | None = None) -> dict[str, list[dict[str, str]]]:
+    """Rows of the two main tables of the documentation by title, or of the same tables for other pruners."""
     tables = (USUAL_AND_HARD, PAPER_INPUT)
     chosen = tables if pruners is None else [table.for_pruners(pruners) for table in tables]
     return {table.title: table.rows(measured) for table in chosen}
